@@ -1,0 +1,160 @@
+"""The contract of an algorithm: one file, one line in the registry.
+
+An algorithm is a frozen :class:`Algorithm` naming its topology, its options (a frozen dataclass that checks
+itself), a :class:`Worker` and, with servers, a :class:`Server`.  The worker decides whether and when the
+local optimizer runs.  The server is pure: a push in, instructions out; to whom it replies *is* the
+synchronization policy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.port import Port
+from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.messages import Action, Push
+
+__all__ = [
+    "Algorithm",
+    "Server",
+    "Stateful",
+    "Topology",
+    "Worker",
+    "check",
+    "fill",
+    "flag",
+    "option",
+]
+
+State = dict[str, Any]
+
+
+class Topology(Enum):
+    """Who talks to whom: workers to servers, all together, or worker to worker."""
+
+    SERVER = "server"
+    COLLECTIVE = "collective"
+    PEER = "peer"
+
+
+class Worker(Protocol):
+    """A worker's half of an algorithm; one object per optimizer."""
+
+    def step(
+        self, params: FlatParams, local_update: Callable[[], None], port: Port, iteration: int
+    ) -> None:
+        """One call of the user's ``optimizer.step()``; gradients are complete."""
+
+    def before_forward(self, params: FlatParams) -> None:
+        """Called before the next forward pass."""
+
+    def finish(self, params: FlatParams, port: Port) -> None:
+        """Push what has not been pushed yet, marked as the last push; may wait for a free slot."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Server(Protocol):
+    """A server's half: pure decisions.  No MPI, no clock, no files."""
+
+    def on_push(self, push: Push) -> list[Action]:
+        """What to do with a push that has arrived."""
+
+    def on_leave(self, worker: int) -> list[Action]:
+        """A worker trains no longer (its last push was handled before)."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A field of an algorithm's ``Config``: its default, one line of help, the values allowed."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def flag(name: str) -> str:
+    """How a field is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def check(config: object, name: str, condition: bool, allowed: str) -> None:
+    """Raise a one-line :class:`ConfigError` unless ``condition`` holds for field ``name``."""
+    if not condition:
+        raise ConfigError(f"{flag(name)} {getattr(config, name)}: {allowed}")
+
+
+def fill(config: object, preset: dict[str, Any]) -> None:
+    """Complete a frozen configuration in its ``__post_init__``: fields that are None take the preset's
+    value, and every field with choices is checked against them."""
+    for spec in fields(config):  # type: ignore[arg-type]
+        if getattr(config, spec.name) is None:
+            object.__setattr__(config, spec.name, preset[spec.name])
+        choices = spec.metadata.get("choices")
+        if choices:
+            given = getattr(config, spec.name)
+            check(config, spec.name, given in choices, "choose from " + ", ".join(choices))
+
+
+class Stateful:
+    """What most halves share: a state of the attributes named in ``STATE``, nothing before forward."""
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> State:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.STATE}
+
+    def load_state_dict(self, state: State) -> None:
+        for name in self.STATE:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+    def before_forward(self, params: FlatParams) -> None:
+        """The gradient is taken at the local parameters as they are."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One row of the registry.
+
+    Attributes
+    ----------
+    name, summary, source : str
+        What it is called on the command line, in one line, and the paper.
+    topology : Topology
+    config : type
+        Frozen dataclass of its options; constructing it checks them.
+    worker : callable
+        ``worker(config, params, num_workers) -> Worker``.
+    server : callable or None
+        ``server(config, num_workers) -> Server``.
+    traits : frozenset of str
+        Properties that the conformance tests hold it to, such as ``keeps_the_mean``.
+    """
+
+    name: str
+    summary: str
+    source: str
+    topology: Topology
+    config: type
+    worker: Callable[..., Worker]
+    server: Callable[..., Server] | None = None
+    traits: frozenset[str] = frozenset()
+
+    TRAITS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "equals_sgd_at_one_worker",
+            "keeps_the_mean",
+            "synchronous",
+            "waits_for_stragglers",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        assert self.traits <= self.TRAITS, self.traits - self.TRAITS

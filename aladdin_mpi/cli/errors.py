@@ -1,0 +1,107 @@
+"""The one place where a user's mistake becomes a line on the terminal and an exit code.
+
+Before MPI is initialised nothing connects the ranks of a job: all make the same mistake, and the
+first one prints it.  Afterwards the session's exception hook prints it and ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import click
+
+from aladdin_mpi.errors import AladdinError
+
+__all__ = ["USER_ERROR", "launcher_value", "run", "same_on_all_ranks", "single_host"]
+
+USER_ERROR = 2
+"""Exit code of a user's mistake."""
+
+INTERRUPTED = 130
+
+_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
+
+
+def run(command: Callable[[], object]) -> None:
+    """Call ``command``; print a user's mistake as one line and leave with exit code 2.
+
+    Parameters
+    ----------
+    command : callable
+        What it returns is not used.
+
+    Raises
+    ------
+    SystemExit
+        After a mistake, and after an interruption.
+    AladdinError
+        When MPI has been initialised: the session's exception hook handles it.
+
+    Notes
+    -----
+    In a job, the first rank prints.  An error that is not ``collective``, such as a folder that one
+    host does not have, is also printed by the first rank of each further host.
+    """
+    try:
+        command()
+    except click.exceptions.Exit as error:
+        raise SystemExit(error.exit_code) from None
+    except click.Abort:
+        raise SystemExit(INTERRUPTED) from None
+    except click.ClickException as error:
+        _leave(error.format_message(), collective=True)
+    except AladdinError as error:
+        if _mpi_is_running():
+            raise
+        _leave(str(error), error.collective)
+
+
+@contextmanager
+def same_on_all_ranks() -> Iterator[None]:
+    """An error raised inside depends on nothing but the command line: every rank raises it."""
+    try:
+        yield
+    except AladdinError as error:
+        error.collective = True
+        raise
+
+
+def launcher_value(
+    names: tuple[str, ...], default: int, environ: Mapping[str, str] = os.environ
+) -> int:
+    """The first of these variables of a launcher that holds a number."""
+    for name in names:
+        digits = environ.get(name, "").partition("(")[0]  # Slurm: tasks per node 4(x2)
+        if digits.isdecimal():
+            return int(digits)
+    return default
+
+
+def single_host(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether all ranks of this job see the same files for certain: they run on one host."""
+    size = launcher_value(_SIZE, 1, environ)
+    return size == 1 or launcher_value(_LOCAL_SIZE, 0, environ) == size
+
+
+def _leave(message: str, collective: bool) -> None:
+    rank = launcher_value(_RANK, 0)
+    line = " ".join(message.split())
+    if rank == 0:
+        print(f"aladdin-mpi: error: {line}", file=sys.stderr, flush=True)
+    elif not collective and launcher_value(_LOCAL_RANK, 1) == 0:
+        where = f"rank {rank} on {platform.node()}"
+        print(f"aladdin-mpi: error: {where}: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(USER_ERROR)
+
+
+def _mpi_is_running() -> bool:
+    """Looks without importing: a mistake must not initialise MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()

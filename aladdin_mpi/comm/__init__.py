@@ -1,0 +1,1 @@
+"""The only room that knows MPI: mailbox, control messages, roles, and the worker's sender thread."""

@@ -1,0 +1,200 @@
+"""The mailbox towards a server: one-sided, never waiting.
+
+On the server there is, for every origin, a ring of slots, and for every slot one aligned 64-bit word.  A
+message number k of an origin goes to slot k mod slots:
+
+1. Unless message k − slots has been acknowledged, there is no room: the origin does something else.
+2. ``Rput`` of the frame, in pieces; ``Test`` until the origin's side of it is done.
+3. One ``Flush``: the frame is complete in the server's memory.
+4. ``Put`` of exactly one aligned word, k, and its ``Flush``.
+
+Records of several words are torn now and then, so nothing but that word announces a message.  The server
+reads the words in its own memory, and after a new one synchronizes the frames' window before it reads the
+frame: a view, merged in place.  Its acknowledgement is a two-sided message (``control.py``); the slot is
+free again when it arrives.  ``mailbox.pml`` is the model of this that is checked.
+
+The server never waits for anybody here.  An origin may be held up in step 3 by a server that has stopped;
+so only a worker's communication thread sends.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from aladdin_mpi.core.flat import ALIGN
+from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.errors import CommunicationError, LaunchError
+
+__all__ = ["PIECE_BYTES", "Arrival", "Inbox", "Outbox", "pieces"]
+
+PIECE_BYTES = 1 << 30
+"""[bytes] the most that one Put carries: from 2^31 on some libraries fail."""
+
+
+def pieces(nbytes: int) -> list[tuple[int, int]]:
+    """``(start, stop)`` of the pieces in which ``nbytes`` travel."""
+    return [(a, min(a + PIECE_BYTES, nbytes)) for a in range(0, nbytes, PIECE_BYTES)]
+
+
+class Arrival(NamedTuple):
+    """A message that lies in a slot, valid until it is acknowledged."""
+
+    origin: int
+    sequence: int
+    frame: Frame
+
+
+class _Windows:
+    """The two windows of a mailbox: frames and words, memory on the server only.  Collective."""
+
+    def __init__(self, comm: MPI.Comm, server: int, frames_bytes: int, words_bytes: int) -> None:
+        here = comm.rank == server
+        info = MPI.Info.Create()
+        info.Set("accumulate_ordering", "none")
+        info.Set("same_disp_unit", "true")
+        self.frames = MPI.Win.Allocate(frames_bytes if here else 0, 1, info, comm)
+        self.words = MPI.Win.Allocate(words_bytes if here else 0, 1, info, comm)
+        info.Free()
+        if MPI.WIN_UNIFIED not in (self.frames.model, self.words.model):
+            raise LaunchError(
+                "this MPI library keeps separate copies of window memory (MPI_WIN_SEPARATE): use one "
+                "with a unified memory model, such as MPICH or Open MPI on x86-64 or ARM"
+            )
+        for window in (self.frames, self.words):
+            window.Lock_all(MPI.MODE_NOCHECK)
+
+    def free(self) -> None:
+        """Collective; only when nothing is under way."""
+        for window in (self.words, self.frames):
+            window.Unlock_all()
+            window.Free()
+
+
+class Inbox:
+    """A server's end.  Construction and :meth:`free` are collective over ``comm``.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        A communicator of the mailbox's own; ``origins`` are ranks of it, message rings in this order.
+    layout : FrameLayout
+    slots : int
+        Messages that an origin may have under way.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, origins: list[int], layout: FrameLayout, slots: int
+    ) -> None:
+        self.layout = layout
+        count = len(origins) * slots
+        self._windows = _Windows(comm, comm.rank, count * layout.frame_bytes, count * ALIGN)
+        raw = np.frombuffer(self._windows.frames, np.uint8)
+        raw.fill(0)  # first touch, before the first Put
+        words = np.frombuffer(self._windows.words, np.int64)
+        words.fill(0)
+        self._windows.words.Sync()
+        self._words = words.reshape(len(origins), slots, ALIGN // 8)[:, :, 0]
+        step = layout.frame_bytes
+        self._frames = [
+            [Frame(layout, raw[(i * slots + s) * step :][:step]) for s in range(slots)]
+            for i in range(len(origins))
+        ]
+        self._slots = slots
+        self._next = [1] * len(origins)
+        self._seen = np.zeros_like(self._words)
+        comm.Barrier()  # nobody puts before the words are zero
+
+    def poll(self) -> list[Arrival]:
+        """All messages that have arrived and were not returned before, each origin's in order."""
+        self._windows.words.Sync()
+        if not np.greater(self._words, self._seen).any():
+            return []
+        found: list[Arrival] = []
+        for origin, slots in enumerate(self._frames):
+            while True:
+                k = self._next[origin]
+                slot = k % self._slots
+                if int(self._words[origin, slot]) != k:
+                    break
+                self._seen[origin, slot] = k
+                self._next[origin] = k + 1
+                found.append(Arrival(origin, k, slots[slot]))
+        self._windows.frames.Sync()  # after the word, before the frame
+        for origin, k, frame in found:
+            if not frame.intact(k):
+                raise CommunicationError(
+                    f"message {k} of worker {origin} arrived torn: this MPI library or network does "
+                    "not keep the order that Win.Flush promises; run 'aladdin-mpi doctor'"
+                )
+        return found
+
+    def free(self) -> None:
+        """Collective; only when nothing is under way."""
+        self._frames.clear()
+        self._windows.free()
+
+
+class Outbox:
+    """An origin's end; used by one thread.  Construction and :meth:`free` are collective.
+
+    Parameters
+    ----------
+    server : int
+        The server's rank in ``comm``.
+    index : int
+        This origin's place among the server's origins; None for a rank that only takes part.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, server: int, index: int, layout: FrameLayout, slots: int
+    ) -> None:
+        self._windows = _Windows(comm, server, 0, 0)
+        self._server = server
+        self._slots = slots
+        self._bytes = layout.frame_bytes
+        self._first = index * slots
+        self._pieces = pieces(layout.frame_bytes)
+        self._word = np.zeros(1, np.int64)
+        self._requests: list[MPI.Request] = []
+        self._sequence = 0
+        comm.Barrier()
+
+    @property
+    def busy(self) -> bool:
+        """A message was started and is not published yet."""
+        return bool(self._requests)
+
+    def start(self, raw: np.ndarray, sequence: int) -> None:
+        """Begin to send a frame; ``raw`` must stay as it is until :meth:`advance` returns True.
+
+        The caller knows that message ``sequence − slots`` has been acknowledged.
+        """
+        assert not self._requests, "one message at a time"
+        self._sequence = sequence
+        base = (self._first + sequence % self._slots) * self._bytes
+        self._requests = [
+            self._windows.frames.Rput(
+                (raw[a:b], b - a, MPI.BYTE), self._server, (base + a, b - a, MPI.BYTE)
+            )
+            for a, b in self._pieces
+        ]
+
+    def advance(self) -> bool:
+        """Push the message started last further; True once it is published."""
+        if not MPI.Request.Testall(self._requests):
+            return False
+        # The order is the protocol: the frame complete at the target, only then the word.
+        self._windows.frames.Flush(self._server)
+        self._word[0] = self._sequence
+        place = (self._first + self._sequence % self._slots) * ALIGN
+        self._windows.words.Put((self._word, 8, MPI.BYTE), self._server, (place, 8, MPI.BYTE))
+        self._windows.words.Flush(self._server)
+        self._requests = []
+        return True
+
+    def free(self) -> None:
+        """Collective; only when nothing is under way."""
+        self._windows.free()

@@ -1,0 +1,177 @@
+"""The server's link to its workers: windows for pushes, non-blocking sends for everything else.
+
+No call here waits for a worker: a send that is stuck keeps its own buffer and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mpi4py import MPI
+
+from aladdin_mpi.comm.channel import Opening, agree, tags
+from aladdin_mpi.comm.control import (
+    NOTICE,
+    REQUEST,
+    TAG_NOTICE,
+    TAG_REQUEST,
+    SmallReceiver,
+    SmallSender,
+    pack_notice,
+    unpack_request,
+)
+from aladdin_mpi.comm.mailbox import Arrival, Inbox, pieces
+from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.messages import Notice, Reply, Request
+
+__all__ = ["ServerChannel", "ServerLink"]
+
+
+class _Sending:
+    """One worker's buffer of one kind, and the send that uses it."""
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        self.requests: list[MPI.Request] = []
+
+    def done(self) -> bool:
+        if self.requests and MPI.Request.Testall(self.requests):
+            self.requests = []
+        return not self.requests
+
+
+class ServerChannel:
+    """One optimizer's pushes and replies, at the server.
+
+    Attributes
+    ----------
+    spec : ChannelSpec
+    initial : Frame
+        Worker 0's values at the start.
+    """
+
+    def __init__(self, link: ServerLink, index: int, opening: Opening) -> None:
+        self.index, self.spec, self.layout = index, opening.spec, opening.layout
+        self.slots = opening.slots
+        self._link, self._comm = link, opening.comm
+        self._inbox = Inbox(opening.comm, link.workers, opening.layout, opening.slots)
+        self.initial = opening.layout.new_frame()
+        for a, b in pieces(opening.layout.frame_bytes):
+            opening.comm.Bcast((self.initial.raw[a:b], b - a, MPI.BYTE), link.workers[0])
+        self._replies = [_Sending() for _ in link.workers]
+        self._copies = [_Sending() for _ in link.workers]
+
+    def arrivals(self) -> list[Arrival]:
+        """Pushes that have arrived; their frames are valid until acknowledged."""
+        return self._inbox.poll()
+
+    def reply_frame(self, worker: int) -> Frame | None:
+        """The worker's own reply buffer, or None while the last reply is on its way."""
+        return self._frame(self._replies[worker])
+
+    def copy_frame(self, worker: int) -> Frame | None:
+        """The same for a copy that the worker asked for."""
+        return self._frame(self._copies[worker])
+
+    def _frame(self, sending: _Sending) -> Frame | None:
+        if not sending.done():
+            return None
+        if sending.frame is None:
+            sending.frame = self.layout.new_frame()
+        return sending.frame
+
+    def send_reply(self, worker: int, reply: Reply) -> None:
+        """Send what was written into :meth:`reply_frame`."""
+        self._send(self._replies[worker], worker, reply, tags(self.index)[0])
+
+    def send_copy(self, worker: int, reply: Reply) -> None:
+        """Send what was written into :meth:`copy_frame`."""
+        self._send(self._copies[worker], worker, reply, tags(self.index)[1])
+
+    def _send(self, sending: _Sending, worker: int, reply: Reply, tag: int) -> None:
+        frame = sending.frame
+        assert frame is not None and not sending.requests
+        frame.write_reply(reply)
+        sending.requests = [
+            self._link.comm.Isend(
+                (frame.raw[a:b], b - a, MPI.BYTE), self._link.workers[worker], tag
+            )
+            for a, b in pieces(self.layout.frame_bytes)
+        ]
+
+    def test(self) -> bool:
+        """Drive the sends; True when none is on its way."""
+        idle = True
+        for sending in (*self._replies, *self._copies):
+            idle = sending.done() and idle
+        return idle
+
+    def reply_done(self, worker: int) -> bool:
+        """The worker's last reply has left."""
+        return self._replies[worker].done()
+
+    def close(self) -> None:
+        """Collective; everything has been sent."""
+        self._inbox.free()
+        self._comm.Free()
+
+
+class ServerLink:
+    """All that a server exchanges with its workers.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Servers and workers; a communicator of the link's own.
+    workers : list of int
+        Ranks of the workers, in order.
+    """
+
+    def __init__(self, comm: MPI.Comm, workers: list[int]) -> None:
+        self.comm, self.workers = comm, workers
+        self.channels: list[ServerChannel] = []
+        self._notices = SmallSender(comm, TAG_NOTICE, NOTICE)
+        self._requests = SmallReceiver(comm, TAG_REQUEST, REQUEST, workers)
+
+    def progress(self) -> bool:
+        """Drive MPI and all sends; True when none is on its way."""
+        self.comm.Iprobe()
+        self._notices.test()
+        idle = True
+        for channel in self.channels:
+            idle = channel.test() and idle
+        return idle
+
+    def requests(self) -> list[Request]:
+        """Small messages that have come in."""
+        return [unpack_request(record) for record in self._requests.poll()]
+
+    def notify(self, worker: int, notice: Notice) -> None:
+        """Send an acknowledgement or heartbeat."""
+        record = self._notices.record()
+        pack_notice(record, notice)
+        self._notices.send(record, self.workers[worker])
+
+    def may_beat(self, worker: int) -> bool:
+        """No small message to this worker is stuck."""
+        return not self._notices.pending_to(self.workers[worker])
+
+    def open_channel(self) -> ServerChannel:
+        """Open the next channel; collective, when all workers have asked for it."""
+        channel = ServerChannel(self, len(self.channels), agree(self.comm, self.comm.rank, None))
+        self.channels.append(channel)
+        return channel
+
+    def close(self) -> None:
+        """Wait until everybody has everything (polling), then free all; collective."""
+        barrier = self.comm.Ibarrier()
+        while not (self.progress() and self._notices.idle and barrier.Test()):
+            time.sleep(0.001)
+        self._requests.cancel()
+
+    def free(self) -> None:
+        """Collective, after :meth:`close`."""
+        for channel in self.channels:
+            channel.close()
+
+

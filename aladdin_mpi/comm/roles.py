@@ -1,0 +1,173 @@
+"""Who is who: launching, ranks and roles, cores and devices, clocks, and how a job is ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from aladdin_mpi.errors import AladdinError, LaunchError, launch_rank
+
+__all__ = ["Roles", "abort", "agree", "check_launch", "clock_offset", "find_roles", "library", "one_per_node_first", "shared_cores"]
+
+_SIZE_VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    ("PMI_SIZE", "MPICH's mpiexec or srun --mpi=pmi2"),
+    ("SLURM_STEP_NUM_TASKS", "srun"),
+)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """This process's place in the job.
+
+    Attributes
+    ----------
+    rank, size : int
+        In the world.
+    server : int
+        Rank of the server.
+    worker : int
+        Index among the workers; −1 on a server.
+    workers : tuple of int
+        Ranks of the workers, in order.
+    local_rank : int
+        Index among the workers of this node; −1 on a server.
+    """
+
+    rank: int
+    size: int
+    server: int
+    worker: int
+    workers: tuple[int, ...]
+    local_rank: int
+
+    @property
+    def who(self) -> str:
+        """How a message of this rank begins."""
+        role = "server" if self.worker < 0 else f"worker {self.worker}"
+        return f"rank {self.rank} ({role}):"
+
+
+def library() -> str:
+    """Name and version of the MPI library, one line."""
+    return MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
+
+
+def check_launch(need: int = 2) -> None:
+    """Stop where the job cannot work: singletons of a wrong launcher, too few ranks, no threads.
+
+    Raises
+    ------
+    LaunchError
+    """
+    size = MPI.COMM_WORLD.size
+    if size == 1:
+        for variable, launcher in _SIZE_VARIABLES:
+            meant = int(os.environ.get(variable, "1"))
+            if meant > 1:
+                raise _everywhere(
+                    f"{launcher} started {meant} processes ({variable}={meant}), but this MPI library "
+                    f"({library()}) sees one: the launcher belongs to another MPI; use the mpiexec of "
+                    "this one, or under Slurm the right --mpi type (srun --mpi=list); "
+                    "'aladdin-mpi doctor' shows both"
+                )
+    if size < need:
+        raise _everywhere(
+            f"{size} rank(s), but a server and at least one worker are needed: start with "
+            "mpiexec -n 5 for 4 workers"
+        )
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise _everywhere(
+            "MPI was initialized without thread support (MPI_THREAD_SERIALIZED at least): let mpi4py "
+            "initialize it, or request MPI_THREAD_MULTIPLE"
+        )
+
+
+def _everywhere(message: str) -> LaunchError:
+    error = LaunchError(message)
+    error.silent = (MPI.COMM_WORLD.rank or launch_rank()) != 0
+    return error
+
+
+def agree(comm: MPI.Comm, error: AladdinError | None) -> None:
+    """Raise the error of the lowest rank that has one, on every rank.  Collective."""
+    found = comm.allgather(None if error is None else (type(error), str(error)))
+    for rank, entry in enumerate(found):
+        if entry is not None:
+            shared: AladdinError = entry[0](entry[1])
+            shared.silent = comm.rank != rank
+            raise shared
+
+
+def find_roles(comm: MPI.Comm) -> Roles:
+    """Rank 0 serves, all others work.  Collective."""
+    rank, size = comm.rank, comm.size
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
+    here = node.allgather(rank)
+    node.Free()
+    workers = tuple(range(1, size))
+    local = [r for r in here if r != 0]
+    return Roles(
+        rank, size, 0, rank - 1, workers, local.index(rank) if rank in local else -1
+    )
+
+
+def shared_cores(comm: MPI.Comm) -> int:
+    """This rank's share of the cores that it may run on, at least 1.  Collective."""
+    mine = tuple(sorted(os.sched_getaffinity(0)))
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    everybody = node.allgather(mine)
+    node.Free()
+    sharing = sum(1 for other in everybody if other == mine)
+    return max(1, len(mine) // sharing)
+
+
+def one_per_node_first(comm: MPI.Comm, call: object) -> None:
+    """Call on one rank of each node, then on the others: caches on disk are filled once.  Collective."""
+    assert callable(call)
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    if node.rank == 0:
+        call()
+    node.Barrier()
+    if node.rank != 0:
+        call()
+    node.Free()
+
+
+def clock_offset(comm: MPI.Comm, rounds: int = 10) -> tuple[float, float]:
+    """[s] what to add to this rank's monotonic clock to get rank 0's, and its uncertainty.  Collective.
+
+    Of some ping-pongs with rank 0 the fastest counts; half its round trip is the uncertainty.
+    """
+    buffer = np.zeros(1)
+    if comm.rank == 0:
+        for other in range(1, comm.size):
+            for _ in range(rounds):
+                comm.Recv(buffer, other, 7)
+                buffer[0] = time.monotonic()
+                comm.Send(buffer, other, 7)
+        return 0.0, 0.0
+    best, offset = float("inf"), 0.0
+    for _ in range(rounds):
+        sent = time.monotonic()
+        comm.Send(buffer, 0, 7)
+        comm.Recv(buffer, 0, 7)
+        received = time.monotonic()
+        if received - sent < best:
+            best = received - sent
+            offset = float(buffer[0]) - (sent + received) / 2
+    return offset, best / 2
+
+
+def abort(code: int) -> None:
+    """End the whole job; never a collective call, which a rank that has gone could not answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+    os._exit(code)

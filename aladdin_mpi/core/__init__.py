@@ -1,0 +1,1 @@
+"""Arrays and models: the flat parameter vector, kernels, shards, schedules.  No MPI, no files."""

@@ -1,0 +1,384 @@
+"""A model as one contiguous vector.
+
+The trainable parameters of an optimizer become views of one flat tensor per dtype and device, so that
+pushing and mixing are single passes of a kernel over memory.  What travels, and what the server holds, is
+float32 whatever the parameters are: Δ/n would vanish in bfloat16.
+
+A float32 model on the CPU is worked on in place.  Any other dtype or device goes through a float32 vector
+in host memory, the *shadow*, that is gathered before a difference and scattered after a mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from aladdin_mpi.core import kernels
+from aladdin_mpi.errors import ModelError
+
+__all__ = ["ALIGN", "Entry", "FlatBuffers", "FlatParams", "aligned_zeros"]
+
+ALIGN = 64
+"""[bytes] alignment of every vector and of every parameter in it."""
+
+_ELEMENTS = ALIGN // 4
+
+
+def aligned_zeros(size: int, dtype: type = np.float32) -> np.ndarray:
+    """Zeros that begin on a 64-byte border."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.zeros(size * itemsize + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + size * itemsize].view(dtype)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one parameter lies: ``size`` elements from ``start`` of the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    size: int
+    group: int
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A run of parameters with one dtype on one device; ``start:stop`` of the flat vector."""
+
+    flat: torch.Tensor
+    start: int
+    stop: int
+
+
+class FlatParams:
+    """The trainable parameters of one optimizer as one vector.
+
+    Parameters
+    ----------
+    named : iterable of (str, Parameter)
+        Candidates; those that are frozen or belong to no group are left out, tied ones count once.
+    groups : sequence of sequences of Parameter
+        The optimizer's parameter groups.
+
+    Attributes
+    ----------
+    size : int
+        Elements of the vector, padding included.
+    entries : tuple of Entry
+        The layout, the same on all ranks.
+    x : ndarray of float32, shape (size,)
+        The parameters: their own memory, or the shadow (see the module's docstring).
+
+    Notes
+    -----
+    Construction changes the parameters in place: each becomes a view of the flat vector, with its values,
+    shape and strides kept.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, torch.nn.Parameter]],
+        groups: Sequence[Sequence[torch.nn.Parameter]],
+    ) -> None:
+        group_of = {id(p): g for g, group in enumerate(groups) for p in group}
+        chosen: dict[int, tuple[str, torch.nn.Parameter, int]] = {}
+        for name, parameter in named:
+            if parameter.requires_grad and id(parameter) in group_of:
+                chosen.setdefault(id(parameter), (name, parameter, group_of[id(parameter)]))
+        missing = sum(p.requires_grad and id(p) not in chosen for group in groups for p in group)
+        if missing:
+            raise ModelError(
+                f"the optimizer holds {missing} trainable parameter(s) that the model does not have: "
+                "pass the model whose parameters it was made with"
+            )
+        if not chosen:
+            raise ModelError(
+                "the model has no trainable parameters: nothing to train (requires_grad is off everywhere, "
+                "or it has no parameters at all)"
+            )
+        ordered = sorted(
+            chosen.values(), key=lambda item: (str(item[1].dtype), str(item[1].device), item[2])
+        )
+        self._parameters = [parameter for _, parameter, _ in ordered]
+        self._names = [name for name, _, _ in ordered]
+        self._segments: list[_Segment] = []
+        entries: list[Entry] = []
+        start, run = 0, 0
+        for index in range(1, len(ordered) + 1):
+            p = ordered[run][1]
+            if index < len(ordered) and (ordered[index][1].dtype, ordered[index][1].device) == (
+                p.dtype,
+                p.device,
+            ):
+                continue
+            start = self._flatten(ordered[run:index], start, entries)
+            run = index
+        self.size = start
+        self.entries = tuple(entries)
+        only = self._segments[0]
+        self._direct = (
+            len(self._segments) == 1
+            and only.flat.dtype == torch.float32
+            and only.flat.device.type == "cpu"
+        )
+        self.x = only.flat.numpy() if self._direct else aligned_zeros(self.size)
+        self._before = None if self._direct else aligned_zeros(self.size)
+        self._unused_r: np.ndarray | None = None
+        self._probe = 0
+        self._gradients: list[torch.Tensor] = []
+        self._gather()
+
+    def _flatten(
+        self,
+        items: list[tuple[str, torch.nn.Parameter, int]],
+        start: int,
+        entries: list[Entry],
+    ) -> int:
+        """Move a run of parameters into one flat tensor; returns where the next run starts."""
+        first = items[0][1]
+        if not first.dtype.is_floating_point:
+            raise ModelError(
+                f"parameter {items[0][0]} has dtype {first.dtype}: only floating-point parameters can be "
+                "trained in parallel"
+            )
+        begin = start
+        for name, p, group in items:
+            entries.append(
+                Entry(name, tuple(p.shape), str(p.dtype).split(".")[-1], start, p.numel(), group)
+            )
+            start += -(-p.numel() // _ELEMENTS) * _ELEMENTS
+        length = start - begin
+        if first.device.type == "cpu" and first.dtype == torch.float32:
+            flat = torch.from_numpy(aligned_zeros(length))
+        else:
+            flat = torch.zeros(length, dtype=first.dtype, device=first.device)
+        with torch.no_grad():
+            for entry, (_, p, _) in zip(entries[-len(items) :], items, strict=True):
+                p.data = self._view(flat, entry.start - begin, p).copy_(p.data)
+        self._segments.append(_Segment(flat, begin, start))
+        return start
+
+    @staticmethod
+    def _view(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+        """A view of ``flat`` with the shape of ``like`` and, where they are dense, its strides."""
+        piece = flat[start : start + like.numel()]
+        dense = torch.empty_like(like, memory_format=torch.preserve_format)
+        return piece.as_strided(like.shape, dense.stride())
+
+    def new_vector(self) -> np.ndarray:
+        """Zeros of the vector's size, float32, aligned."""
+        return aligned_zeros(self.size)
+
+    def group_ranges(self) -> list[tuple[int, int, int]]:
+        """``(start, stop, group)`` of the stretches with one learning rate."""
+        ranges: list[tuple[int, int, int]] = []
+        for entry in self.entries:
+            stop = entry.start + -(-entry.size // _ELEMENTS) * _ELEMENTS
+            if ranges and ranges[-1][2] == entry.group and ranges[-1][1] == entry.start:
+                ranges[-1] = (ranges[-1][0], stop, entry.group)
+            else:
+                ranges.append((entry.start, stop, entry.group))
+        return ranges
+
+    # -- moving values between the parameters and the float32 vector ------------------------------
+
+    def _gather(self) -> None:
+        if not self._direct:
+            x = torch.from_numpy(self.x)
+            for segment in self._segments:
+                x[segment.start : segment.stop].copy_(segment.flat)
+
+    def assign(self, values: np.ndarray) -> None:
+        """``x ← values`` (float32, shape (size,)), in place."""
+        np.copyto(self.x, values)
+        if not self._direct:
+            x = torch.from_numpy(self.x)
+            for segment in self._segments:
+                segment.flat.copy_(x[segment.start : segment.stop])
+
+    def save(self) -> list[torch.Tensor]:
+        """Copies of the parameters as they are, to be given back to :meth:`load`."""
+        return [segment.flat.clone() for segment in self._segments]
+
+    def load(self, saved: list[torch.Tensor]) -> None:
+        """Undo what happened to the parameters since :meth:`save`."""
+        for segment, copy in zip(self._segments, saved, strict=True):
+            segment.flat.copy_(copy)
+
+    def read(self, out: np.ndarray) -> None:
+        """``out ← x``."""
+        self._gather()
+        np.copyto(out, self.x)
+
+    # -- the passes of a push and of a mix --------------------------------------------------------
+
+    def difference(self, r: np.ndarray, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
+        """``out ← x − r``, ``r ← x``, and ``snapshot ← x`` where one is wanted, in one pass.
+
+        Where the difference is not finite, the parameters go back to ``r`` as it was, and False is
+        returned: the steps since the last push are thrown away.
+        """
+        self._gather()
+        if snapshot is None:
+            bad = kernels.difference(self.x, r, out)
+        else:
+            bad = kernels.difference_snapshot(self.x, r, out, snapshot)
+        if bad:
+            kernels.restore(self.x, r, out)
+            self.assign(self.x)
+        return not bad
+
+    def mix(
+        self, alpha: float, target: np.ndarray, snapshot: np.ndarray | None, r: np.ndarray | None
+    ) -> None:
+        """``x ← x + α (target − s)``, and ``r`` likewise; ``s`` is the snapshot, or else ``x``."""
+        if r is None:
+            if self._unused_r is None:
+                self._unused_r = self.new_vector()
+            r = self._unused_r
+        self._gather()
+        if self._before is not None:
+            np.copyto(self._before, self.x)
+        if snapshot is None:
+            kernels.mix_plain(self.x, r, target, alpha)
+        else:
+            kernels.mix_lagged(self.x, r, target, snapshot, alpha)
+        if self._before is not None:
+            self._scatter_change(self._before, r)
+
+    def _scatter_change(self, before: np.ndarray, r: np.ndarray) -> None:
+        """Add ``x − before`` to the parameters, and to ``r`` what their rounding made of it.
+
+        Without the latter, the part of a mix that a narrow dtype rounds away would be pushed as a step.
+        """
+        x, old, base = (torch.from_numpy(a) for a in (self.x, before, r))
+        for segment in self._segments:
+            part = slice(segment.start, segment.stop)
+            change = (x[part] - old[part]).to(segment.flat.device)
+            segment.flat.add_(change.to(segment.flat.dtype))
+            rounded = segment.flat.float().cpu()
+            base[part] += rounded - x[part]
+            x[part] = rounded
+
+    # -- gradients, where those are pushed ---------------------------------------------------------
+
+    def add_gradients(self, total: np.ndarray) -> None:
+        """``total ← total + g``; a parameter without a gradient adds nothing."""
+        flat = torch.from_numpy(total)
+        if not self._gradients:
+            self._gradients = [
+                self._view(flat, entry.start, p)
+                for entry, p in zip(self.entries, self._parameters, strict=True)
+            ]
+            self._gradient_home = total
+        assert total is self._gradient_home, "one optimizer, one vector of pending gradients"
+        pairs = [
+            (view, p.grad)
+            for view, p in zip(self._gradients, self._parameters, strict=True)
+            if p.grad is not None
+        ]
+        if pairs:
+            views, gradients = zip(*pairs, strict=True)
+            torch._foreach_add_(list(views), [g.to("cpu", torch.float32) for g in gradients])
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def check_sparse(self) -> None:
+        """Raise a :class:`ModelError` where a gradient is sparse."""
+        for name, p in zip(self._names, self._parameters, strict=True):
+            if p.grad is not None and p.grad.is_sparse:
+                raise ModelError(
+                    f"parameter {name} has a sparse gradient: sparse gradients are not supported; "
+                    "build the embedding with sparse=False"
+                )
+
+    def check_next(self) -> None:
+        """Check that the next parameter, in turn, is still a view of the vector (constant time)."""
+        self._probe = (self._probe + 1) % len(self._parameters)
+        self._check(self._probe)
+
+    def check_all(self) -> None:
+        """Check that every parameter is still a view of the vector."""
+        for index in range(len(self._parameters)):
+            self._check(index)
+
+    def _check(self, index: int) -> None:
+        entry, p = self.entries[index], self._parameters[index]
+        for segment in self._segments:
+            if segment.start <= entry.start < segment.stop:
+                home = segment.flat.data_ptr() + (
+                    (entry.start - segment.start) * segment.flat.element_size()
+                )
+                if p.data_ptr() != home and p.numel():
+                    raise ModelError(
+                        f"parameter {entry.name} was taken out of the flat vector (by .to(), "
+                        "load_state_dict(assign=True) or an assignment to .data): do that before "
+                        "DistributedOptimizer is made"
+                    )
+
+
+class FlatBuffers:
+    """The persistent buffers of a model (batch-norm statistics): floats and integers, a vector each.
+
+    Attributes
+    ----------
+    floats : ndarray of float32
+        All floating-point buffers, one after the other.
+    counts : ndarray of int64
+        All integer and boolean ones.
+    names : tuple of (str, str)
+        Name and dtype, in order.
+
+    Notes
+    -----
+    Buffers on the CPU that are float32 or int64 become views of these vectors; the others are copied
+    by :meth:`gather`.
+    """
+
+    def __init__(self, model: torch.nn.Module | None, taken: set[int]) -> None:
+        persistent = set(model.state_dict()) if model is not None else set()
+        named = [] if model is None else list(model.named_buffers())
+        self._buffers = []
+        for name, buffer in named:
+            if name in persistent and id(buffer) not in taken and not buffer.is_complex():
+                taken.add(id(buffer))
+                self._buffers.append((name, buffer))
+        self.names = tuple(
+            (name, f"{str(b.dtype).split('.')[-1]}{list(b.shape)}") for name, b in self._buffers
+        )
+        sizes = {True: 0, False: 0}
+        for _, buffer in self._buffers:
+            sizes[buffer.is_floating_point()] += buffer.numel()
+        self.floats = aligned_zeros(sizes[True])
+        self.counts = aligned_zeros(sizes[False], np.int64)
+        self._views: list[torch.Tensor] = []
+        at = {True: 0, False: 0}
+        homes = {True: torch.from_numpy(self.floats), False: torch.from_numpy(self.counts)}
+        for _, buffer in self._buffers:
+            kind = buffer.is_floating_point()
+            view = homes[kind][at[kind] : at[kind] + buffer.numel()].view(buffer.shape)
+            at[kind] += buffer.numel()
+            view.copy_(buffer)
+            if buffer.device.type == "cpu" and buffer.dtype == view.dtype:
+                buffer.data = view
+            self._views.append(view)
+
+    def gather(self) -> None:
+        """Bring ``floats`` and ``counts`` up to date."""
+        for (_, buffer), view in zip(self._buffers, self._views, strict=True):
+            if buffer.data_ptr() != view.data_ptr():
+                view.copy_(buffer)
+
+    def assign(self, floats: np.ndarray, counts: np.ndarray) -> None:
+        """Set all buffers, in place."""
+        np.copyto(self.floats, floats)
+        np.copyto(self.counts, counts)
+        for (_, buffer), view in zip(self._buffers, self._views, strict=True):
+            if buffer.data_ptr() != view.data_ptr():
+                buffer.copy_(view)

@@ -1,0 +1,42 @@
+"""Copies of the local parameters at the moment of a push, kept until a reply names one of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aladdin_mpi.core.flat import FlatParams
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """At most ``count`` vectors, allocated once; the oldest unnamed one gives way when all are in use."""
+
+    def __init__(self, params: FlatParams, count: int) -> None:
+        self._free = [params.new_vector() for _ in range(count)]
+        self._kept: dict[int, tuple[np.ndarray, int]] = {}
+
+    def lend(self) -> np.ndarray:
+        """The vector that the next :meth:`keep` binds, to be filled by the caller."""
+        if not self._free:
+            self._free.append(self._kept.pop(min(self._kept))[0])
+        return self._free[-1]
+
+    def keep(self, sequence: int, iteration: int) -> None:
+        """The vector lent last holds the parameters of push ``sequence``, made at ``iteration``."""
+        self._kept[sequence] = (self._free.pop(), iteration)
+
+    def take(self, sequence: int) -> tuple[np.ndarray, int] | None:
+        """The snapshot of push ``sequence``, None if it was not kept; older ones are given up.
+
+        The vector stays valid until the next :meth:`lend`.
+        """
+        found = self._kept.get(sequence)
+        for old in [number for number in self._kept if number <= sequence]:
+            self._free.append(self._kept.pop(old)[0])
+        return found
+
+    def clear(self) -> None:
+        """Give all snapshots up."""
+        self._free += [vector for vector, _ in self._kept.values()]
+        self._kept.clear()

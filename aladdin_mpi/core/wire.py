@@ -1,0 +1,120 @@
+"""How a message lies in memory: the frame.
+
+A frame is one contiguous stretch of bytes, the same in a worker's staging buffer, in a slot of the
+server's window and in a reply: header, float32 parameters, float32 and int64 buffers, trailer.  Every part
+begins on a 64-byte border.  The trailer repeats the sequence number; a reader that finds another number
+there than in the header has read a torn message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aladdin_mpi.core.flat import ALIGN, aligned_zeros
+from aladdin_mpi.messages import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_GROUPS, Push, Reply
+
+__all__ = ["Frame", "FrameLayout"]
+
+_NO_RATES = np.zeros(MAX_GROUPS)
+
+
+def _up(offset: int) -> int:
+    return -(-offset // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """Sizes of the parts, in elements; the offsets follow from them."""
+
+    size: int
+    floats: int = 0
+    counts: int = 0
+
+    @property
+    def floats_at(self) -> int:
+        return FRAME_HEADER_BYTES + _up(4 * self.size)
+
+    @property
+    def counts_at(self) -> int:
+        return self.floats_at + _up(4 * self.floats)
+
+    @property
+    def trailer_at(self) -> int:
+        return self.counts_at + _up(8 * self.counts)
+
+    @property
+    def frame_bytes(self) -> int:
+        """[bytes] of a whole frame, a multiple of 64."""
+        return self.trailer_at + ALIGN
+
+    def new_frame(self) -> Frame:
+        """A frame of zeros in memory of its own."""
+        return Frame(self, aligned_zeros(self.frame_bytes, np.uint8))
+
+
+class Frame:
+    """Views of one frame's memory; nothing is copied.
+
+    Attributes
+    ----------
+    raw : ndarray of uint8, shape (frame_bytes,)
+    header : ndarray of FRAME_HEADER, shape (1,)
+    params : ndarray of float32, shape (size,)
+    floats : ndarray of float32, shape (layout.floats,)
+    counts : ndarray of int64, shape (layout.counts,)
+    """
+
+    __slots__ = ("_trailer", "counts", "floats", "header", "params", "raw")
+
+    def __init__(self, layout: FrameLayout, raw: np.ndarray) -> None:
+        self.raw = raw
+        self.header = raw[:FRAME_HEADER_BYTES].view(FRAME_HEADER)
+        at = FRAME_HEADER_BYTES
+        self.params = raw[at : at + 4 * layout.size].view(np.float32)
+        at = layout.floats_at
+        self.floats = raw[at : at + 4 * layout.floats].view(np.float32)
+        at = layout.counts_at
+        self.counts = raw[at : at + 8 * layout.counts].view(np.int64)
+        at = layout.trailer_at
+        self._trailer = raw[at : at + 8].view(np.int64)
+
+    def intact(self, sequence: int) -> bool:
+        """Header and trailer both carry ``sequence``."""
+        return int(self.header["sequence"][0]) == sequence == int(self._trailer[0])
+
+    def write_push(self, push: Push) -> None:
+        """Fill in header and trailer."""
+        rates = _NO_RATES
+        if push.rates:
+            rates = np.zeros(MAX_GROUPS)
+            rates[: len(push.rates)] = push.rates
+        self.header[0] = (
+            push.sequence, push.worker, push.iterations, push.samples, push.handled, push.wants_reply,
+            push.version, push.last, 0, 0.0, push.iteration_s, push.loss, rates,
+        )  # fmt: skip
+        self._trailer[0] = push.sequence
+
+    def read_push(self, num_rates: int) -> Push:
+        """The header of a push that carries ``num_rates`` learning rates."""
+        h = self.header[0].item()
+        return Push(
+            sequence=h[0], worker=h[1], iterations=h[2], samples=h[3], handled=h[4],
+            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), iteration_s=h[10], loss=h[11],
+            rates=tuple(h[12][:num_rates].tolist()),
+        )  # fmt: skip
+
+    def write_reply(self, reply: Reply) -> None:
+        """Fill in header and trailer."""
+        header = self.header[0]
+        header["sequence"] = reply.sequence
+        header["number"] = reply.number
+        header["version"] = reply.version
+        header["alpha"] = reply.alpha
+        self._trailer[0] = reply.sequence
+
+    def read_reply(self) -> Reply:
+        """The header of a reply."""
+        h = self.header[0]
+        return Reply(int(h["number"]), int(h["version"]), int(h["sequence"]), float(h["alpha"]))

@@ -1,0 +1,236 @@
+"""What travels between workers and servers, and the instructions a server algorithm gives.
+
+Everything here is frozen data: no arrays are owned, no behaviour beyond packing into a fixed record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "FRAME_HEADER",
+    "FRAME_HEADER_BYTES",
+    "MAX_GROUPS",
+    "Action",
+    "Apply",
+    "ChannelSpec",
+    "Merge",
+    "Notice",
+    "Phase",
+    "Push",
+    "Reply",
+    "Request",
+    "RequestKind",
+    "Send",
+    "SendTimes",
+]
+
+MAX_GROUPS = 16
+"""Parameter groups whose learning rates fit into the header of a pushed gradient."""
+
+FRAME_HEADER_BYTES = 256
+FRAME_HEADER = np.dtype(
+    {
+        "names": [
+            "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version", "last",
+            "number", "alpha", "iteration_s", "loss", "rates",
+        ],
+        "formats": ["i8"] * 9 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
+        "itemsize": FRAME_HEADER_BYTES,
+    }
+)  # fmt: skip
+"""The header in front of a payload, both ways; 256 bytes, so that the payload keeps its alignment."""
+
+
+class Push(NamedTuple):
+    """One message of a worker to a server.
+
+    Attributes
+    ----------
+    worker : int
+        Index of the worker, 0 … n−1.
+    sequence : int
+        Number of this push among the pushes of its worker, from 1.
+    iterations, samples : int
+        Iterations and training samples whose result it carries (more than one after coalescing).
+    handled : int
+        Number of the last reply that the worker mixed in or threw away.
+    wants_reply : bool
+        The worker asks for the global parameters.
+    version : int
+        Version of the global parameters that the worker mixed in last.
+    last : bool
+        The worker leaves after this push.
+    rates : tuple of float
+        Learning rate of each parameter group, where gradients are pushed; else empty.
+    iteration_s : float
+        [s] duration of the worker's last iteration.
+    loss : float
+        The worker's last training loss, NaN when unknown.
+    """
+
+    worker: int
+    sequence: int
+    iterations: int = 1
+    samples: int = 0
+    handled: int = 0
+    wants_reply: bool = False
+    version: int = 0
+    last: bool = False
+    rates: tuple[float, ...] = ()
+    iteration_s: float = 0.0
+    loss: float = float("nan")
+
+
+class Reply(NamedTuple):
+    """The header of a server's message with global parameters.
+
+    Attributes
+    ----------
+    number : int
+        Number of this reply among the replies to its worker, from 1; 0 for a fetched copy.
+    version : int
+        Merges that the carried parameters contain.
+    sequence : int
+        The worker's last push that they contain.
+    alpha : float
+        Mixing weight.
+    """
+
+    number: int
+    version: int
+    sequence: int
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """``target ← target + weight · payload`` of the push being handled.
+
+    ``target`` is ``"global"`` (the global parameters) or ``"sum"`` (the accumulated gradients).
+    """
+
+    target: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One step of the server's momentum SGD with the accumulated gradients, which it then clears.
+
+    ``rates`` holds a learning rate per parameter group, ``scale`` multiplies the sum (1/c̃ for a mean).
+    """
+
+    rates: tuple[float, ...]
+    scale: float
+    momentum: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the global parameters, as they are after all merges at hand, to ``worker`` with ``alpha``."""
+
+    worker: int
+    alpha: float
+
+
+Action = Merge | Apply | Send
+
+
+class RequestKind(IntEnum):
+    """What a small two-sided message of a worker is."""
+
+    BEAT = 1
+    REGISTER = 2
+    FETCH = 3
+    EVALUATION = 4
+    STOP = 5
+    BYE = 6
+
+
+class Phase(IntEnum):
+    """What a rank is doing, as its heartbeat tells the others."""
+
+    START = 0
+    DATA = 1
+    COMPUTE = 2
+    STEP = 3
+    WAIT = 4
+    EVALUATE = 5
+    FINISH = 6
+    SERVE = 7
+
+
+class ChannelSpec(NamedTuple):
+    """What all ranks must agree on before an optimizer's channel opens.
+
+    ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the stretches
+    ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its options as text.
+    """
+
+    entries: tuple[tuple[str, str], ...]
+    buffers: tuple[tuple[str, str], ...]
+    ranges: tuple[tuple[int, int, int], ...]
+    size: int
+    floats: int
+    counts: int
+    options: str
+
+
+class SendTimes(NamedTuple):
+    """How a push travelled: times in [s], ``queued_at`` on the worker's monotonic clock."""
+
+    queued_at: float
+    queue_s: float
+    put_s: float
+    ack_s: float
+    nbytes: int
+
+
+class Request(NamedTuple):
+    """A small message of a worker: heartbeat, registration, wish for a copy, evaluation result, farewell.
+
+    ``phase`` is what the training thread is doing, ``phase_s`` [s] since when, ``steps`` how many
+    iterations it has made.  ``channel`` and ``values`` depend on the kind.
+    """
+
+    kind: RequestKind
+    worker: int
+    phase: int = 0
+    phase_s: float = 0.0
+    steps: int = 0
+    channel: int = 0
+    values: tuple[float, ...] = ()
+
+
+class Notice(NamedTuple):
+    """A small message of a server: acknowledgement of a push and heartbeat in one.
+
+    Attributes
+    ----------
+    channel, sequence : int
+        The push that is acknowledged; sequence 0 is a pure heartbeat.
+    version, staleness : int
+        Version of the global parameters after the merge; merges between the version that the worker
+        had and the arrival of its push.
+    samples, own_samples : int
+        Samples that all workers, and this worker, have consumed in merged pushes.
+    active : int
+        Workers still training.
+    stop : bool
+        Somebody asked everybody to stop.
+    """
+
+    channel: int
+    sequence: int
+    version: int
+    staleness: int
+    samples: int
+    own_samples: int
+    active: int
+    stop: bool

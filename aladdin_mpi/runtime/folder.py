@@ -1,0 +1,59 @@
+"""The folder of a run: whether it can be made, and what is written there besides the logs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from aladdin_mpi.errors import ConfigError
+
+__all__ = ["CONFIG_FILE", "DEFAULT_OUT", "MODEL_FILE", "check_out", "save_model", "write_config"]
+
+DEFAULT_OUT = Path("runs")
+"""Where the folders of runs without ``--out`` are made."""
+
+CONFIG_FILE = "config.yaml"
+MODEL_FILE = "model.pt"
+
+
+def check_out(out: Path | None) -> None:
+    """Raise a :class:`ConfigError` where the folder ``out`` (None: ``runs``) cannot take a run.
+
+    Nothing is left behind: a folder is made in the nearest one that exists, and removed.
+    """
+    folder = out if out is not None else DEFAULT_OUT
+    nearest = folder
+    try:
+        if out is not None and any(out.glob("rank*.h5")):
+            raise ConfigError(f"--out {out}: holds the logs of another run; name a new folder")
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        with tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest):
+            pass
+    except OSError as error:
+        reason = f"{nearest}: {error.strerror}"
+        raise ConfigError(
+            f"--out {folder}: cannot be written ({reason}); name a folder that can"
+        ) from None
+
+
+def write_config(folder: Path, text: str) -> Path:
+    """Write a run's configuration, which ``--config`` reads again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / CONFIG_FILE
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def save_model(model: nn.Module, folder: Path) -> Path:
+    """Write the state dict beside, then rename; tensors are copies, not views of one vector."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MODEL_FILE
+    beside = path.with_suffix(".tmp")
+    torch.save({k: v.detach().cpu().clone() for k, v in model.state_dict().items()}, beside)
+    os.replace(beside, path)
+    return path

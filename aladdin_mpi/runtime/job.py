@@ -1,0 +1,242 @@
+"""A rank's start and end: MPI, roles, threads, kernels, the run's folder, its log, its link."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aladdin_mpi._version import __version__
+from aladdin_mpi.algorithms.base import Algorithm
+from aladdin_mpi.core import kernels
+from aladdin_mpi.errors import AladdinError, RecordError
+from aladdin_mpi.messages import Phase
+from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.recorder import NullRecorder, Recorder
+from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime.crash import guard
+from aladdin_mpi.runtime.progress import Progress, choose
+from aladdin_mpi.runtime.server import ServerLoop
+from aladdin_mpi.runtime.worker import StepClock
+
+__all__ = ["Job", "Settings", "connect", "serve", "start"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of ``init()`` that are not the algorithm's (documented there).
+
+    ``description`` is the algorithm and its options as text, the same on all ranks.
+    """
+
+    out: Path | None = None
+    seed: int = 0
+    log: bool = True
+    on_nonfinite: str = "skip"
+    progress: str = "auto"
+    stall_s: float = 10.0
+    threads: int | None = None
+    config_text: str = ""
+    samples_total: int = 0
+    description: str = ""
+
+
+class Job:
+    """This rank of a job.
+
+    Attributes
+    ----------
+    roles : comm.roles.Roles
+    folder : Path
+        The run's folder, the same on all ranks.
+    recorder : Recorder or NullRecorder
+    offset : tuple of float
+        [s] what to add to this rank's clock to get rank 0's, and its uncertainty.
+    """
+
+    def __init__(self, comm: Any, roles: Any, folder: Path) -> None:
+        self.comm, self.roles, self.folder = comm, roles, folder
+        self.recorder: NullRecorder = NullRecorder()
+        self.offset = (0.0, 0.0)
+
+    def say(self, text: str) -> None:
+        """Show a line of this rank to the user."""
+        print(f"{self.roles.who} {text}", file=sys.stderr, flush=True)
+
+    def measure_end(self) -> None:
+        """Measure the clock's offset again.  Collective."""
+        from aladdin_mpi.comm import roles
+
+        offset, error = roles.clock_offset(self.comm)
+        self.recorder.set_end("clock_offset_s", offset)
+        self.recorder.set_end("clock_error_s", error)
+
+    def end(self, **values: int | float | str) -> None:
+        """Log the totals; the file is closed when the process exits."""
+        for name, value in values.items():
+            self.recorder.set_end(name, value)
+        self.recorder.flush()
+        guard.disarm()
+
+
+def start(settings: Settings) -> Job:
+    """Initialize MPI and everything that a rank needs.  Collective over all ranks."""
+    _limit_threads_early(settings)
+    from mpi4py import MPI
+
+    from aladdin_mpi.comm import roles as comm_roles
+
+    guard.arm(f"rank {MPI.COMM_WORLD.rank}:", comm_roles.abort)
+    comm_roles.check_launch()
+    comm = MPI.COMM_WORLD.Dup()
+    roles = comm_roles.find_roles(comm)
+    guard.arm(roles.who, comm_roles.abort)
+    sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
+    _limit_threads(settings, comm_roles.shared_cores(comm))
+    comm_roles.one_per_node_first(comm, kernels.warm_up)
+    job = Job(comm, roles, _folder(comm, settings))
+    job.offset = comm_roles.clock_offset(comm)
+    error: AladdinError | None = None
+    try:
+        job.recorder = _recorder(job, settings, comm_roles.library())
+    except AladdinError as problem:
+        error = problem
+    comm_roles.agree(comm, error)
+    guard.before_failing(lambda: job.recorder.close(False))
+    return job
+
+
+def _limit_threads_early(settings: Settings) -> None:
+    """Libraries that are not loaded yet read these when they are."""
+    if settings.threads is not None:
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            os.environ[variable] = str(settings.threads)
+
+
+def _limit_threads(settings: Settings, share: int) -> None:
+    """Threads of torch: what the user says, else this rank's share of the cores."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(share)
+        os.environ["OMP_NUM_THREADS"] = str(share)  # for loader processes
+
+
+def _folder(comm: Any, settings: Settings) -> Path:
+    """The run's folder, made by rank 0; an error is raised on every rank."""
+    from aladdin_mpi.comm import roles
+
+    folder, error = settings.out, None
+    if comm.rank == 0:
+        if folder is None:
+            folder = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / ".writable"
+            probe.touch()
+            probe.unlink()
+            if settings.config_text:
+                (folder / "config.yaml").write_text(settings.config_text, encoding="utf-8")
+        except OSError as problem:
+            error = RecordError(
+                f"--out {folder}: cannot be written ({problem.strerror}); name a folder that can"
+            )
+    roles.agree(comm, error)
+    return Path(comm.bcast(folder, 0)).absolute()
+
+
+def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
+    if not settings.log:
+        return NullRecorder()
+    roles = job.roles
+    server = roles.worker < 0
+    device = "cpu"
+    if torch.cuda.is_available() and not server:
+        device = f"cuda:{roles.local_rank % torch.cuda.device_count()}"
+    names = ("torch", "numpy", "numba", "h5py", "mpi4py")
+    versions = {name: metadata.version(name) for name in names}
+    versions |= {"python": platform.python_version(), "mpi": library, "aladdin_mpi": __version__}
+    attributes = {
+        "rank": roles.rank, "world_size": roles.size, "worker": roles.worker, "run": job.folder.name,
+        "num_workers": len(roles.workers), "role": "server" if server else "worker",
+        "device": device, "config": settings.config_text or settings.description,
+        "versions": json.dumps(versions), "commit": _commit(), "clock_offset_s": job.offset[0],
+        "clock_error_s": job.offset[1],
+    }  # fmt: skip
+    return Recorder(RankFile(rank_path(job.folder, roles.rank), attributes))
+
+
+def _commit() -> str:
+    """The commit of the package, where it runs from a checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"],
+            capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip()
+
+
+def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> None:
+    """The server's whole life, until all workers have ended."""
+    from aladdin_mpi.comm.receiver import ServerLink
+
+    roles = job.roles
+    job.comm.Split(1, roles.rank).Free()
+    assert algorithm.server is not None
+    make = algorithm.server
+    workers = len(roles.workers)
+    progress = Progress(choose(settings.progress), settings.samples_total, roles.who)
+    link = ServerLink(job.comm.Dup(), list(roles.workers))
+    loop = ServerLoop(
+        link, workers, lambda spec: make(config, workers), job.recorder, progress,
+        settings.on_nonfinite, settings.stall_s,
+    )  # fmt: skip
+    loop.serve()
+    job.measure_end()
+    link.free()
+    progress.close()
+    models = loop.models
+    job.end(
+        samples=loop.samples, version=models[0].version if models else 0,
+        pushes=sum(sum(model.last_merged) for model in models), reason="all workers have ended",
+    )  # fmt: skip
+
+
+def connect(job: Job, settings: Settings) -> tuple[Any, StepClock]:
+    """A worker's link, with its communication thread running, and its clock."""
+    from aladdin_mpi.comm.sender import WorkerLink
+
+    roles = job.roles
+    among = job.comm.Split(0, roles.rank)
+    link = WorkerLink(
+        job.comm.Dup(), roles.server, roles.worker, len(roles.workers), guard.fail, among
+    )
+    stalled = [0.0]
+
+    def watch() -> None:
+        """Name the server where it is silent (housekeeping thread: it waits for nobody)."""
+        late = time.monotonic() - link.last_heard_s
+        if late >= settings.stall_s and not stalled[0] and link.phase is not Phase.START:
+            stalled[0] = time.monotonic() - late
+            text = f"the server (rank {roles.server}) has said nothing for {late:.0f} s"
+            job.recorder.event(EventKind.STALL, -1, late, text)
+            job.say(f"{text}; it was in phase 'serve', this worker is in '{link.phase.name.lower()}'")
+        elif late < settings.stall_s and stalled[0]:
+            took, stalled[0] = time.monotonic() - stalled[0], 0.0
+            job.recorder.event(EventKind.STALL_END, -1, took, "the server goes on")
+            job.say(f"the server goes on after {took:.0f} s")
+
+    job.recorder.every(watch)
+    return link, StepClock(link)

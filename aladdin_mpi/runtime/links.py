@@ -1,0 +1,104 @@
+"""What the runtime needs of a link: implemented over MPI and by threads in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aladdin_mpi.core.port import Incoming
+from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind, SendTimes
+from aladdin_mpi.record.schema import Row
+
+__all__ = [
+    "ArrivalLike",
+    "Recording",
+    "ServerEnd",
+    "ServerLinkLike",
+    "WorkerEnd",
+    "WorkerLinkLike",
+]
+
+
+class Recording(Protocol):
+    """Takes rows of the log; never waits."""
+
+    def add(self, table: str, row: Row) -> None: ...
+
+
+class ArrivalLike(Protocol):
+    """A push in a slot; the frame is valid until the push is acknowledged."""
+
+    @property
+    def origin(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def frame(self) -> Frame: ...
+
+
+class ServerEnd(Protocol):
+    """A channel at the server (see ``comm.receiver.ServerChannel``)."""
+
+    index: int
+    slots: int
+    spec: ChannelSpec
+    layout: FrameLayout
+    initial: Frame
+
+    def arrivals(self) -> list[ArrivalLike]: ...
+    def reply_frame(self, worker: int) -> Frame | None: ...
+    def copy_frame(self, worker: int) -> Frame | None: ...
+    def send_reply(self, worker: int, reply: Reply) -> None: ...
+    def send_copy(self, worker: int, reply: Reply) -> None: ...
+    def reply_done(self, worker: int) -> bool: ...
+
+
+class ServerLinkLike(Protocol):
+    """A server's link (see ``comm.receiver.ServerLink``)."""
+
+    def progress(self) -> bool: ...
+    def requests(self) -> list[Request]: ...
+    def notify(self, worker: int, notice: Notice) -> None: ...
+    def may_beat(self, worker: int) -> bool: ...
+    def open_channel(self) -> ServerEnd: ...
+    def close(self) -> None: ...
+
+
+class WorkerEnd(Protocol):
+    """A channel at a worker (see ``comm.sender.WorkerChannel``)."""
+
+    index: int
+    slots: int
+    layout: FrameLayout
+    acknowledged: int
+    last_notice: Notice | None
+    send_time_s: float
+    on_sent: Callable[[SendTimes, Notice], None]
+
+    def in_flight(self) -> int: ...
+    def next_frame(self) -> Frame: ...
+    @property
+    def next_sequence(self) -> int: ...
+    def submit(self, push: Push) -> None: ...
+    def take_reply(self) -> Incoming | None: ...
+    def wait_change(self, timeout_s: float) -> None: ...
+    def fetch(self) -> Frame: ...
+
+
+class WorkerLinkLike(Protocol):
+    """A worker's link (see ``comm.sender.WorkerLink``)."""
+
+    worker: int
+    notice: Notice
+    last_heard_s: float
+    phase: Phase
+    phase_since: float
+    steps: int
+
+    def open_channel(
+        self, spec: ChannelSpec, initial: Callable[[Frame], None]
+    ) -> tuple[WorkerEnd, Frame]: ...
+    def exchange(self, mine: bytes) -> list[bytes]: ...
+    def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None: ...
+    def close(self, at_end: Callable[[], None]) -> list[Frame]: ...

@@ -1,0 +1,140 @@
+"""A user's DataLoader, restricted to this worker's part of the data and timed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from aladdin_mpi.runtime.worker import StepClock
+from aladdin_mpi.workload.partition import PartitionSampler
+
+__all__ = ["PartitionedLoader", "batch_length"]
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the length of the first tensor found in it, 0 where there is none."""
+    if torch.is_tensor(batch):
+        return int(batch.shape[0]) if batch.ndim else 1
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            if length := batch_length(part):
+                return length
+    return 0
+
+
+class PartitionedLoader:
+    """What :func:`aladdin_mpi.partition` returns.
+
+    An epoch ends when all workers together have consumed the data set, so that a slow worker holds nobody
+    up.  A loader over a data set without a length, or with a sampler of the user's own, passes through
+    unchanged and ends when it ends.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        clock: StepClock,
+        worker: int,
+        num_workers: int,
+        seed: int,
+        should_stop: Callable[[], bool],
+        *,
+        shared: bool = True,
+    ) -> None:
+        self._clock, self._should_stop = clock, should_stop
+        self._num_workers, self._shared = num_workers, shared
+        self._epoch = 0
+        self._sampler = self._make_sampler(loader, worker, num_workers, seed, shared)
+        self._loader = loader if self._sampler is None else self._rebuild(loader, self._sampler)
+        self._keep_fork_away(self._loader)
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+
+    @staticmethod
+    def _make_sampler(
+        loader: DataLoader[Any], worker: int, num_workers: int, seed: int, shared: bool
+    ) -> PartitionSampler | None:
+        plain = type(loader.batch_sampler) is BatchSampler
+        known = type(loader.sampler) in (RandomSampler, SequentialSampler)
+        if isinstance(loader.dataset, IterableDataset) or not (plain and known):
+            return None
+        return PartitionSampler(
+            len(loader.dataset), worker, num_workers, seed,  # type: ignore[arg-type]
+            shuffle=isinstance(loader.sampler, RandomSampler), shared=shared,
+        )  # fmt: skip
+
+    @staticmethod
+    def _rebuild(loader: DataLoader[Any], sampler: PartitionSampler) -> DataLoader[Any]:
+        options: dict[str, Any] = {
+            "batch_size": loader.batch_size, "num_workers": loader.num_workers,
+            "collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory,
+            "drop_last": loader.drop_last, "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn, "generator": loader.generator,
+            "persistent_workers": loader.persistent_workers,
+            "multiprocessing_context": loader.multiprocessing_context,
+        }  # fmt: skip
+        if loader.num_workers:
+            options["prefetch_factor"] = loader.prefetch_factor
+        return DataLoader(loader.dataset, sampler=sampler, **options)
+
+    @staticmethod
+    def _keep_fork_away(loader: DataLoader[Any]) -> None:
+        """Loader processes must not be forked from one that MPI has been initialized in."""
+        if not loader.num_workers:
+            return
+        context = loader.multiprocessing_context
+        if context is None:
+            loader.multiprocessing_context = "forkserver"
+        elif context.get_start_method() == "fork":
+            warnings.warn(
+                "DataLoader workers are forked from a process that has initialized MPI: on InfiniBand "
+                "this corrupts memory; leave multiprocessing_context unset, or choose 'forkserver'",
+                stacklevel=4,
+            )
+
+    def __len__(self) -> int:
+        """Batches of this worker per epoch, when all workers are equally fast."""
+        if self._sampler is None or not self._shared:
+            return len(self._loader)
+        size = self._loader.batch_size or 1
+        share = -(-self._sampler.length // self._num_workers)
+        return share // size if self._loader.drop_last else -(-share // size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is epoch ``epoch`` (by default each pass is the next one)."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        clock, sampler = self._clock, self._sampler
+        clock.epoch = self._epoch
+        if sampler is not None:
+            sampler.epoch = self._epoch
+        for part in (self.dataset, self._loader.sampler):
+            if part is not sampler and hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
+        self._epoch += 1
+        clock.fetching()
+        batches = iter(self._loader)
+        while not self._should_stop():
+            shared = sampler is not None and self._shared
+            if shared and clock.seen_samples() >= self._epoch * sampler.length:  # type: ignore[union-attr]
+                return
+            clock.fetching()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            clock.fetched(batch_length(batch))
+            yield batch

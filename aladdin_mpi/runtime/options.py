@@ -1,0 +1,92 @@
+"""Options of an algorithm, from what a user wrote to the algorithm's checked configuration."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from aladdin_mpi.algorithms import REGISTRY, find
+from aladdin_mpi.algorithms.base import flag
+from aladdin_mpi.errors import ConfigError
+
+__all__ = ["configure", "option_names", "option_type"]
+
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_EXPECTED = {int: "must be a whole number", float: "must be a number", bool: "must be yes or no"}
+
+
+def option_names() -> list[str]:
+    """The options of all algorithms, each name once."""
+    return list(dict.fromkeys(f.name for a in REGISTRY.values() for f in fields(a.config)))
+
+
+def option_type(config: type, name: str) -> type:
+    """The type of a field of an algorithm's ``Config``, without its None."""
+    hint = get_type_hints(config)[name]
+    if get_origin(hint) in (Union, UnionType):
+        return next(part for part in get_args(hint) if part is not NoneType)
+    return hint
+
+
+def configure(algorithm: str, given: Mapping[str, object]) -> Any:
+    """Make the configuration of an algorithm.
+
+    Parameters
+    ----------
+    algorithm : str
+        A name of the registry.
+    given : mapping
+        Values by option name, of the right type or as text.
+
+    Returns
+    -------
+    dataclass
+        The algorithm's frozen ``Config``.
+
+    Raises
+    ------
+    ConfigError
+        No such algorithm or option, or a value that is not allowed.
+    """
+    config = find(algorithm).config
+    known = [f.name for f in fields(config)]
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(
+                f"{flag(name)}: is no option of --algorithm {algorithm}{_advice(name, known)}"
+            )
+        optional = NoneType in get_args(get_type_hints(config)[name])
+        values[name] = (
+            None
+            if value is None and optional
+            else _convert(flag(name), value, option_type(config, name))
+        )
+    return config(**values)
+
+
+def _convert(where: str, value: object, kind: type) -> object:
+    """``value`` as ``kind``; a :class:`ConfigError` where it cannot be one."""
+    try:
+        if kind is bool:
+            return value if isinstance(value, bool) else _TRUTH[str(value).lower()]
+        if kind is str:
+            return str(value)
+        if isinstance(value, bool) or kind not in (int, float):
+            raise ValueError
+        number = float(str(value))
+        if not math.isfinite(number) or (kind is int and number != int(number)):
+            raise ValueError
+        return int(number) if kind is int else number
+    except (KeyError, ValueError):
+        allowed = _EXPECTED.get(kind, f"must be of type {kind.__name__}")
+        raise ConfigError(f"{where} {value}: {allowed}") from None
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {flag(near[0])}?" if near else "; it has " + ", ".join(map(flag, known))

@@ -1,0 +1,117 @@
+"""What the user sees while a run goes on: a bar, or a line now and then."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+
+from tqdm import tqdm
+
+__all__ = ["Progress", "choose"]
+
+OVERLOAD_SHOWN = 1.1
+"""Iterations per push from which the overload is shown."""
+
+_LINE_S = 10.0
+
+
+def choose(mode: str) -> str:
+    """``bar``, ``lines`` or ``off`` for a ``--progress`` that may be ``auto``.
+
+    A launcher hands output on through pipes, so that not the stream but the controlling terminal tells
+    whether somebody watches.
+    """
+    if mode != "auto":
+        return mode
+    if sys.stderr.isatty():
+        return "bar"
+    try:
+        os.close(os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY))
+    except OSError:
+        return "lines"
+    return "bar"
+
+
+class Progress:
+    """The progress of a run, shown by the server on standard error.
+
+    Parameters
+    ----------
+    mode : {'bar', 'lines', 'off', 'auto'}
+    total : int
+        Samples of the whole run; 0 where unknown.
+    who : str
+        How a message begins, such as ``rank 0 (server):``.
+    """
+
+    def __init__(self, mode: str, total: int, who: str) -> None:
+        self._mode, self._total, self._who = choose(mode), total, who
+        self._loss = self._accuracy = self._overload = math.nan
+        self._started = self._last_line = time.monotonic()
+        self._samples = 0
+        self._bar: tqdm | None = None
+        if self._mode == "bar":
+            self._bar = tqdm(
+                total=total or None, unit="samples", unit_scale=True, dynamic_ncols=False, ncols=100,
+                mininterval=0.5, file=sys.stderr,
+            )  # fmt: skip
+
+    def say(self, text: str) -> None:
+        """A line that the user must see."""
+        line = f"{self._who} {text}"
+        if self._bar is not None:
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def opened(self, frame_bytes: int, slots: int, workers: int) -> None:
+        """Say what memory a channel takes."""
+        if self._mode == "off":
+            return
+        p = frame_bytes / 2**20
+        server, worker = (workers * (slots + 1) + 1) * p, (slots + 5) * p
+        self.say(
+            f"{p:.1f} MiB a push, {slots} slot(s) for each of {workers} worker(s); memory: "
+            f"server up to {server:.0f} MiB, worker up to {worker:.0f} MiB"
+        )
+
+    def loss(self, value: float) -> None:
+        """A worker's training loss."""
+        self._loss = value if math.isnan(self._loss) else self._loss + 0.05 * (value - self._loss)
+
+    def evaluation(self, epoch: float, loss: float, accuracy: float) -> None:
+        """A result on the global model."""
+        self._accuracy = accuracy
+        if self._mode == "lines":
+            self.say(f"epoch {epoch:.2f}: test loss {loss:.4f}, test accuracy {accuracy:.4f}")
+
+    def update(self, samples: int, overload: float, active: int) -> None:
+        """Samples consumed so far, the link's overload, workers still training."""
+        if not math.isnan(overload):
+            self._overload = overload
+        note = []
+        if not math.isnan(self._loss):
+            note.append(f"loss {self._loss:.3f}")
+        if not math.isnan(self._accuracy):
+            note.append(f"accuracy {self._accuracy:.4f}")
+        if self._overload > OVERLOAD_SHOWN:
+            note.append(f"link overloaded ×{self._overload:.1f}")
+        note.append(f"{active} worker(s)")
+        text = ", ".join(note)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(samples - self._samples)
+        elif self._mode == "lines" and time.monotonic() - self._last_line >= _LINE_S:
+            self._last_line = time.monotonic()
+            rate = samples / (self._last_line - self._started)
+            share = f" ({samples / self._total:.0%})" if self._total else ""
+            self.say(f"{samples} samples{share}, {rate:.0f}/s, {text}")
+        self._samples = samples
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

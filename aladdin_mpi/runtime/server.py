@@ -1,0 +1,322 @@
+"""The server's loop: poll, merge, reply, acknowledge; never wait.
+
+It knows nothing of MPI: a link (``comm.receiver`` or ``comm.inprocess``) brings pushes and takes replies.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aladdin_mpi.algorithms.base import Server
+from aladdin_mpi.errors import NonFiniteError
+from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind
+from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime.globals import GlobalModel
+from aladdin_mpi.runtime.links import Recording, ServerEnd, ServerLinkLike
+from aladdin_mpi.runtime.progress import Progress
+
+__all__ = ["ServerLoop"]
+
+_BUSY_S, _ACTIVE_S, _IDLE_S = 0.0002, 0.001, 0.005
+_BEAT_S = 1.0
+
+
+@dataclass
+class _Worker:
+    """What the server knows of a worker."""
+
+    heard: float
+    request: Request | None = None
+    stepped: float = 0.0
+    steps: int = -1
+    step_s: float = 0.0
+    samples: int = 0
+    told: float = 0.0
+    stalled: float = 0.0
+    gone: bool = False
+
+
+class _Channel:
+    """One optimizer's global model and the replies that it owes."""
+
+    def __init__(self, end: ServerEnd, model: GlobalModel, num_workers: int) -> None:
+        self.end, self.model = end, model
+        self.numbers = [0] * num_workers
+        self.owed: dict[int, float] = {}  # worker -> α
+        self.copies: list[int] = []  # workers that asked for a copy
+        self.sent: dict[int, tuple[float, tuple[object, ...]]] = {}  # replies under way
+
+
+class ServerLoop:
+    """Serve until every worker has said goodbye.
+
+    Parameters
+    ----------
+    link : ServerLinkLike
+    num_workers : int
+    make_rules : callable
+        ``make_rules(spec) -> Server``, a fresh state of the algorithm for a channel.
+    recorder : Recording
+    progress : Progress
+        What the user sees.
+    on_nonfinite : {'skip', 'stop'}
+    stall_s : float
+        [s] of silence after which a worker is named.
+    """
+
+    def __init__(
+        self,
+        link: ServerLinkLike,
+        num_workers: int,
+        make_rules: Callable[[ChannelSpec], Server],
+        recorder: Recording,
+        progress: Progress,
+        on_nonfinite: str = "skip",
+        stall_s: float = 10.0,
+    ) -> None:
+        now = time.monotonic()
+        self._link, self._num_workers, self._make_rules = link, num_workers, make_rules
+        self._recorder, self._progress = recorder, progress
+        self._on_nonfinite, self._stall_s = on_nonfinite, stall_s
+        self._workers = [_Worker(now, stepped=now) for _ in range(num_workers)]
+        self._channels: list[_Channel] = []
+        self._registering = 0
+        self._samples = 0
+        self._stop = False
+        self._polls = self._empty = self._iterations = self._pushes = 0
+        self._busy_s = self._gap_s = 0.0
+        self._last_poll = self._last_active = now
+        self._second = now
+
+    @property
+    def models(self) -> list[GlobalModel]:
+        """The global models, one per channel."""
+        return [channel.model for channel in self._channels]
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers in merged pushes."""
+        return self._samples
+
+    def serve(self) -> None:
+        """Run until every worker has left; then everybody has the final parameters."""
+        while not all(worker.gone for worker in self._workers):
+            self._turn()
+        self._hand_out()
+        self._link.close()
+        self._flush_replies(final=True)
+
+    # -- one turn of the loop ---------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._gap_s = max(self._gap_s, now - self._last_poll)
+        self._last_poll = now
+        sends_idle = self._link.progress()
+        found = False
+        for request in self._link.requests():
+            self._on_request(request)
+            found = True
+        for channel in self._channels:
+            arrivals = channel.end.arrivals()
+            if arrivals:
+                found = True
+                self._merge(channel, [arrival.frame for arrival in arrivals])
+            if channel.owed or channel.copies:
+                self._reply(channel)
+        self._polls += 1
+        if found:
+            self._last_active = time.monotonic()
+            self._busy_s += self._last_active - now
+        else:
+            self._empty += 1
+        if now - self._second >= 1.0:
+            self._each_second(now)
+        if not found:
+            recently = now - self._last_active < 1.0
+            time.sleep(_BUSY_S if not sends_idle else _ACTIVE_S if recently else _IDLE_S)
+
+    def _merge(self, channel: _Channel, frames: list) -> None:
+        model = channel.model
+        handled, sends, passes = model.handle(frames)
+        now = time.monotonic()
+        channel.owed.update(sends)
+        self._reply(channel)  # before the acknowledgements: a reply names a push merged with it
+        for push, staleness, version, bad in handled:
+            worker = self._workers[push.worker]
+            worker.samples += push.samples
+            worker.heard = now
+            self._samples += push.samples
+            self._iterations += push.iterations
+            self._pushes += 1
+            self._link.notify(
+                push.worker,
+                self._notice(push.worker, channel.end.index, push.sequence, version, staleness),
+            )
+            worker.told = now
+            self._recorder.add(
+                "arrivals",
+                (now, channel.end.index, push.worker, push.sequence, push.iterations, push.samples,
+                 staleness, push.version, version, push.wants_reply, push.loss, bad),
+            )  # fmt: skip
+            if not math.isnan(push.loss):
+                self._progress.loss(push.loss)
+            if bad:
+                self._on_bad(push)
+        for count, merge_s, nbytes, version in passes:
+            self._recorder.add(
+                "merges", (now, channel.end.index, version, count, merge_s, nbytes)
+            )
+
+    def _on_bad(self, push: Push) -> None:
+        text = f"worker {push.worker}: push {push.sequence} is not finite"
+        self._event(EventKind.NONFINITE_MERGE, push.worker, push.sequence, text)
+        if self._on_nonfinite == "stop":
+            raise NonFiniteError(
+                f"{text}: training has diverged; lower --lr, or skip such pushes with "
+                "--on-nonfinite skip"
+            )
+        self._progress.say(f"{text}: not merged (--on-nonfinite skip)")
+
+    def _reply(self, channel: _Channel) -> None:
+        model, end = channel.model, channel.end
+        self._flush_replies()
+        for worker, alpha in list(channel.owed.items()):
+            frame = end.reply_frame(worker)
+            if frame is None:
+                continue  # the last one is on its way: x̃ is copied when this one can go
+            del channel.owed[worker]
+            copy_s = model.copy_to(frame)
+            channel.numbers[worker] += 1
+            reply = Reply(
+                channel.numbers[worker], model.version, model.last_merged[worker], alpha
+            )
+            end.send_reply(worker, reply)
+            now = time.monotonic()
+            row = (now, end.index, worker, reply.number, reply.version, alpha, reply.sequence, copy_s)
+            channel.sent[worker] = (now, row)
+        for worker in list(channel.copies):
+            frame = end.copy_frame(worker)
+            if frame is not None:
+                channel.copies.remove(worker)
+                model.copy_to(frame)
+                end.send_copy(worker, Reply(0, model.version, model.last_merged[worker], 1.0))
+
+    def _flush_replies(self, final: bool = False) -> None:
+        """Log the replies that have left."""
+        now = time.monotonic()
+        for channel in self._channels:
+            for worker, (started, row) in list(channel.sent.items()):
+                done = channel.end.reply_done(worker)
+                if done or final:
+                    del channel.sent[worker]
+                    self._recorder.add("replies", (*row, now - started if done else math.nan))
+
+    # -- requests, heartbeats, stalls -------------------------------------------------------------
+
+    def _on_request(self, request: Request) -> None:
+        worker = self._workers[request.worker]
+        now = time.monotonic()
+        worker.heard, worker.request = now, request
+        if request.steps != worker.steps:
+            if worker.steps >= 0 and request.steps > worker.steps:
+                worker.step_s = (now - worker.stepped) / (request.steps - worker.steps)
+            worker.steps, worker.stepped = request.steps, now
+        match request.kind:
+            case RequestKind.REGISTER:
+                self._registering += 1
+                if self._registering == self._num_workers:
+                    self._registering = 0
+                    self._open()
+            case RequestKind.FETCH:
+                self._channels[request.channel].copies.append(request.worker)
+            case RequestKind.EVALUATION:
+                self._progress.evaluation(*request.values[:3])
+            case RequestKind.STOP:
+                self._stop = True
+                self._event(EventKind.STOP, request.worker, self._samples, "asked to stop")
+                for index in range(self._num_workers):
+                    self._beat(index, now, force=True)
+            case RequestKind.BYE:
+                worker.gone = True
+                active = sum(not w.gone for w in self._workers)
+                self._event(EventKind.LEAVE, request.worker, active, "has ended")
+
+    def _open(self) -> None:
+        end = self._link.open_channel()
+        rules = self._make_rules(end.spec)
+        model = GlobalModel(end.spec, end.initial, rules, self._num_workers, self._link.progress)
+        self._channels.append(_Channel(end, model, self._num_workers))
+        self._progress.opened(end.layout.frame_bytes, end.slots, self._num_workers)
+
+    def _notice(
+        self, worker: int, channel: int = 0, sequence: int = 0, version: int = 0, staleness: int = 0
+    ) -> Notice:
+        own = self._workers[worker].samples
+        active = sum(not w.gone for w in self._workers)
+        return Notice(
+            channel, sequence, version, staleness, self._samples, own, active, self._stop
+        )
+
+    def _beat(self, index: int, now: float, force: bool = False) -> None:
+        worker = self._workers[index]
+        due = now - worker.told >= _BEAT_S and self._link.may_beat(index)
+        if (due or force) and not worker.gone:
+            self._link.notify(index, self._notice(index))
+            worker.told = now
+
+    def _each_second(self, now: float) -> None:
+        overload = self._iterations / self._pushes if self._pushes else math.nan
+        self._recorder.add(
+            "polls",
+            (now, self._polls, self._empty, self._busy_s, self._gap_s, overload, self._samples),
+        )
+        active = sum(not w.gone for w in self._workers)
+        self._progress.update(self._samples, overload, active)
+        self._polls = self._empty = self._iterations = self._pushes = 0
+        self._busy_s = self._gap_s = 0.0
+        self._second = now
+        for index, worker in enumerate(self._workers):
+            self._beat(index, now)
+            if not worker.gone:
+                self._check_stall(index, worker, now)
+
+    def _check_stall(self, index: int, worker: _Worker, now: float) -> None:
+        """Name a worker that is silent, or makes no step for much longer than it usually takes."""
+        request = worker.request
+        silent = now - worker.heard
+        working = request is not None and request.phase in (Phase.DATA, Phase.COMPUTE, Phase.STEP)
+        still = now - worker.stepped if working else 0.0
+        late = max(silent, still if still > max(self._stall_s, 5 * worker.step_s) else 0.0)
+        if late >= self._stall_s and not worker.stalled:
+            worker.stalled = now - late
+            phase = Phase(request.phase).name.lower() if request else "start"
+            what = "has said nothing" if silent >= self._stall_s else "has made no step"
+            text = f"worker {index} {what} for {late:.0f} s; it was in phase '{phase}'"
+            self._event(EventKind.STALL, index, late, text)
+            self._progress.say(text)
+        elif late < self._stall_s and worker.stalled:
+            took = now - worker.stalled
+            worker.stalled = 0.0
+            self._event(EventKind.STALL_END, index, took, "goes on")
+            self._progress.say(f"worker {index} goes on after {took:.0f} s")
+
+    def _event(self, kind: EventKind, worker: int, value: float, text: str) -> None:
+        self._recorder.add(
+            "events", (time.monotonic(), int(kind), worker, value, text.encode()[:120])
+        )
+
+    def _hand_out(self) -> None:
+        """Send the final parameters to every worker."""
+        for channel in self._channels:
+            channel.owed.clear()
+            channel.copies.extend(range(self._num_workers))
+        while any(channel.copies for channel in self._channels):
+            for channel in self._channels:
+                self._reply(channel)
+            if not self._link.progress():
+                time.sleep(_BUSY_S)
+        self._progress.update(self._samples, math.nan, 0)

@@ -1,0 +1,412 @@
+"""The public API: what a training script calls."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from aladdin_mpi.algorithms import Algorithm, find
+from aladdin_mpi.algorithms.base import Topology, flag
+from aladdin_mpi.core.flat import FlatBuffers, FlatParams
+from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
+from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind
+from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime import crash
+from aladdin_mpi.runtime.job import Job, Settings, connect, serve, start
+from aladdin_mpi.runtime.loader import PartitionedLoader
+from aladdin_mpi.runtime.optimizer import check_supported, distribute
+from aladdin_mpi.runtime.worker import Driver, StepClock
+
+__all__ = [
+    "DistributedOptimizer",
+    "GlobalInfo",
+    "agree",
+    "device",
+    "finish",
+    "global_parameters",
+    "init",
+    "local_rank",
+    "log",
+    "log_evaluation",
+    "partition",
+    "rank",
+    "run_folder",
+    "samples",
+    "should_stop",
+    "size",
+    "split",
+    "stop",
+    "world_rank",
+]
+
+
+class GlobalInfo(NamedTuple):
+    """What :func:`global_parameters` tells: merges contained, and [s] waited for the parameters."""
+
+    version: int
+    fetch_s: float
+
+
+@dataclass
+class _Worker:
+    """A worker's session."""
+
+    job: Job
+    algorithm: Algorithm
+    options: Any
+    settings: Settings
+    link: Any
+    clock: StepClock
+    drivers: list[Driver]
+    taken: set[int]
+    ended: bool = False
+
+
+_session: _Worker | None = None
+
+
+def _current() -> _Worker:
+    """The session, also after it has ended."""
+    if _session is None:
+        raise ConfigError("aladdin_mpi.init() has not been called")
+    return _session
+
+
+def _running() -> _Worker:
+    session = _current()
+    if session.ended:
+        raise ConfigError("aladdin_mpi.finish() has ended the run")
+    return session
+
+
+def init(
+    algorithm: str = "aladdin",
+    *,
+    out: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    log: bool = True,
+    on_nonfinite: str = "skip",
+    progress: str = "auto",
+    stall_s: float = 10.0,
+    threads: int | None = None,
+    config_text: str = "",
+    samples_total: int = 0,
+    **options: Any,
+) -> None:
+    """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
+
+    On the server's rank it serves until training is over and then leaves the process: the script's code
+    after it runs on workers only.
+
+    Parameters
+    ----------
+    algorithm : str
+        A name of the registry (``aladdin-mpi algorithms``), or ``package.module:ALGORITHM``.
+    out : path, optional
+        The run's folder, by default ``runs/<date>-<time>``.
+    seed : int
+        Orders the data, on all workers alike.
+    log : bool
+        Write the timing logs.
+    on_nonfinite : {'skip', 'stop'}
+        What to do with a NaN or an infinity.
+    progress : {'auto', 'bar', 'lines', 'off'}
+    stall_s : float
+        [s] after which a silent rank is named.
+    threads : int, optional
+        Threads per rank; by default its share of the cores, unless ``OMP_NUM_THREADS`` is set.
+    config_text : str
+        Kept in the logs (YAML).
+    samples_total : int
+        Samples of the whole run, for the progress bar.
+    **options
+        The algorithm's options, such as ``period=4``.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+    """
+    global _session
+    if multiprocessing.parent_process() is not None:
+        raise ConfigError(
+            "aladdin_mpi.init() was called in a DataLoader worker process, which imports the script "
+            "again: put the script's code under if __name__ == '__main__':"
+        )
+    crash.guard.install()
+    if _session is not None:
+        raise ConfigError("aladdin_mpi.init() may be called once in a process")
+    chosen = find(algorithm)
+    if chosen.topology is not Topology.SERVER:
+        raise ConfigError(f"--algorithm {algorithm}: topology {chosen.topology.value} is not built")
+    config = _check_options(chosen, options)
+    for name, value, allowed in (
+        ("on_nonfinite", on_nonfinite, ("skip", "stop")),
+        ("progress", progress, ("auto", "bar", "lines", "off")),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{flag(name)} {value}: choose from {', '.join(allowed)}")
+    settings = Settings(
+        out=None if out is None else Path(out), seed=seed, log=log, on_nonfinite=on_nonfinite,
+        progress=progress, stall_s=stall_s, threads=threads, config_text=config_text,
+        samples_total=samples_total, description=f"{algorithm} {config}",
+    )  # fmt: skip
+    job = start(settings)
+    if job.roles.worker < 0:
+        serve(job, settings, chosen, config)
+        sys.exit(0)
+    link, clock = connect(job, settings)
+    _session = _Worker(job, chosen, config, settings, link, clock, [], set())
+
+
+def _check_options(algorithm: Algorithm, options: dict[str, Any]) -> Any:
+    known = [spec.name for spec in fields(algorithm.config)]
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"{flag(name)}: not an option of {algorithm.name}; its options are "
+                + ", ".join(map(flag, known))
+            )
+    return algorithm.config(**options)
+
+
+def rank() -> int:
+    """This worker's index, 0 … size()−1."""
+    return _current().job.roles.worker
+
+
+def size() -> int:
+    """Workers of the run."""
+    return len(_current().job.roles.workers)
+
+
+def world_rank() -> int:
+    """MPI's rank of this process."""
+    return _current().job.roles.rank
+
+
+def local_rank() -> int:
+    """Index of this worker among the workers of its node."""
+    return _current().job.roles.local_rank
+
+
+def device() -> torch.device:
+    """This worker's device: local rank modulo the GPUs visible to it, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def run_folder() -> Path:
+    """Where the run's logs and results go."""
+    return _current().job.folder
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that Horovod's users know
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    *,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    backward_passes_per_step: int = 1,
+) -> torch.optim.Optimizer:
+    """Make an optimizer distributed, in place.  Collective over all workers.
+
+    All workers start from worker 0's parameters and buffers.  One call of ``step()`` is one iteration:
+    gradient accumulation and clipping act before it.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Any that needs no closure.
+    model : torch.nn.Module
+        Whose parameters the optimizer holds; its buffers (batch-norm statistics) reach the global model.
+    named_parameters : iterable of (str, Parameter), optional
+        In place of ``model``; then no buffers travel.
+    backward_passes_per_step : int
+        Accepted for Horovod's sake; any number of backward passes may precede a step.
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        The same object.
+
+    Raises
+    ------
+    ModelError
+        Also on a difference between the workers' models, which it names.
+    """
+    session = _running()
+    check_supported(optimizer, model)
+    if backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step {backward_passes_per_step}: must be at least 1")
+    if named_parameters is not None:
+        named = list(named_parameters)
+    elif model is not None:
+        named = list(model.named_parameters())
+    else:
+        raise ModelError("DistributedOptimizer needs the model, or named_parameters")
+    if getattr(session.options, "push", "") == "gradient":
+        count = len(optimizer.param_groups)
+        if count > MAX_GROUPS:
+            raise ConfigError(
+                f"--push gradient: {count} parameter groups, at most {MAX_GROUPS}; use --push update"
+            )
+    params = FlatParams(named, [group["params"] for group in optimizer.param_groups])
+    buffers = FlatBuffers(model, session.taken)
+    spec = ChannelSpec(
+        tuple((e.name, f"{e.dtype}{list(e.shape)}") for e in params.entries), buffers.names,
+        tuple(params.group_ranges()), params.size, buffers.floats.size, buffers.counts.size,
+        session.settings.description,
+    )  # fmt: skip
+
+    def initial(frame: Frame) -> None:
+        params.read(frame.params)
+        frame.floats[:] = buffers.floats
+        frame.counts[:] = buffers.counts
+
+    end, start = session.link.open_channel(spec, initial)
+    if rank() != 0:
+        params.assign(start.params)
+        buffers.assign(start.floats, start.counts)
+    worker = session.algorithm.worker(session.options, params, size())
+    driver = Driver(
+        optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
+        size(), session.settings.on_nonfinite, session.job.say,
+    )  # fmt: skip
+    distribute(optimizer, driver)
+    session.drivers.append(driver)
+    session.clock.end_s = session.clock.ready_s = time.monotonic()
+    return optimizer
+
+
+def partition(loader: DataLoader[Any]) -> PartitionedLoader:
+    """This worker's part of the data; the epoch ends when all workers together are through."""
+    session = _running()
+    return PartitionedLoader(
+        loader, session.clock, rank(), size(), session.settings.seed, should_stop
+    )
+
+
+def log(loss: float | torch.Tensor | None = None, **columns: float) -> None:
+    """Add to this step's row of the log; call it before ``optimizer.step()``."""
+    session = _current()
+    if loss is not None:
+        session.clock.loss = loss.item() if torch.is_tensor(loss) else float(loss)
+    for name, value in columns.items():
+        row = (session.clock.iteration, name.encode(), float(value))
+        session.job.recorder.add("user", row)
+
+
+def split(forward_s: float, backward_s: float, *, emulated: bool = False) -> None:
+    """Tell how computing splits, [s], for this step's row; ``emulated`` where it was slept."""
+    clock = _current().clock
+    clock.forward_s, clock.backward_s, clock.emulated = forward_s, backward_s, emulated
+
+
+def samples() -> int:
+    """Samples that all workers have consumed, as far as this worker knows; its own included."""
+    return _current().clock.seen_samples()
+
+
+def stop() -> None:
+    """Ask all workers to stop after the step at hand."""
+    _running().link.tell(RequestKind.STOP)
+
+
+def should_stop() -> bool:
+    """Somebody called :func:`stop`; a partitioned loader then ends by itself."""
+    return bool(_current().link.notice.stop)
+
+
+def agree(error: AladdinError | None) -> None:
+    """Raise the error of the first worker that has one, on every worker.  Collective over workers."""
+    session = _running()
+    text = "" if error is None else str(error)
+    for index, other in enumerate(session.link.exchange(text.encode())):
+        if other:
+            kind = type(error) if error is not None else ConfigError
+            shared = kind(other.decode(errors="replace"))
+            shared.silent = index != rank()
+            raise shared
+
+
+@contextmanager
+def global_parameters(model: torch.nn.Module | None = None) -> Iterator[GlobalInfo]:
+    """Inside, the model holds the server's global parameters and buffers; the local ones return after.
+
+    Waits for them, outside the timed steps; other workers go on.  ``model`` is for readability: all
+    distributed optimizers' models are meant.
+    """
+    session = _running()
+    with session.clock.outside(Phase.EVALUATE):
+        start = time.monotonic()
+        saved = []
+        version = 0
+        for driver in session.drivers:
+            frame = driver.end.fetch()
+            driver.buffers.gather()
+            saved.append(
+                (driver.params.save(), driver.buffers.floats.copy(), driver.buffers.counts.copy())
+            )
+            driver.params.assign(frame.params)
+            driver.buffers.assign(frame.floats, frame.counts)
+            version = frame.read_reply().version
+        try:
+            yield GlobalInfo(version, time.monotonic() - start)
+        finally:
+            for driver, (params, floats, counts) in zip(session.drivers, saved, strict=True):
+                driver.params.load(params)
+                driver.buffers.assign(floats, counts)
+
+
+def log_evaluation(
+    epoch: float,
+    loss: float,
+    accuracy: float,
+    duration_s: float,
+    info: GlobalInfo | None = None,
+) -> None:
+    """Log an evaluation of the global model and show it in the progress."""
+    session = _current()
+    version, fetch_s = info if info is not None else (-1, float("nan"))
+    row = (time.monotonic(), epoch, samples(), version, loss, accuracy, duration_s, fetch_s, 0)
+    session.job.recorder.add("evals", row)
+    if not session.ended:
+        session.link.tell(RequestKind.EVALUATION, (epoch, loss, accuracy))
+
+
+def finish(*models: torch.nn.Module) -> None:
+    """End: push what is left, wait for all workers; the models then hold the global parameters.
+
+    Collective over all workers.
+    """
+    session = _running()
+    session.clock.phase(Phase.FINISH)
+    start = time.monotonic()
+    for driver in session.drivers:
+        driver.finish()
+    job = session.job
+    job.recorder.event(EventKind.LEAVE, rank(), float(session.clock.iteration))
+    frames = session.link.close(job.measure_end)
+    for driver, frame in zip(session.drivers, frames, strict=True):
+        driver.params.assign(frame.params)
+        driver.buffers.assign(frame.floats, frame.counts)
+    version = frames[0].read_reply().version if frames else 0
+    job.end(
+        iterations=session.clock.iteration, samples=session.clock.own_samples, version=version,
+        pushes=sum(driver.end.acknowledged for driver in session.drivers),
+        reason=f"finished; waited {time.monotonic() - start:.3f} s for the others",
+    )  # fmt: skip
+    session.ended = True
+
+
