@@ -31,7 +31,11 @@ if sys.version_info >= (3, 11):
 else:  # the same module under its older name
     import tomli as tomllib
 
-__all__ = ["RunConfig", "read_file", "refuse"]
+__all__ = ["HostError", "RunConfig", "read_file"]
+
+
+class HostError(ConfigError):
+    """A mistake that may be one on this host only, such as a missing file."""
 
 
 def _field(group: str, default: Any, help: str, **limits: Any) -> Any:
@@ -42,11 +46,8 @@ def _field(group: str, default: Any, help: str, **limits: Any) -> Any:
 class RunConfig(BaseModel):
     """The options of a run; the descriptions of the fields say what they mean.
 
-    Raises
-    ------
-    ConfigError
-        From :meth:`build` and :meth:`from_file`: one line that names flag or key, value and what is
-        allowed.  (The constructor raises pydantic's own error.)
+    :meth:`build` and :meth:`from_file` raise a :class:`ConfigError` of one line that names flag or
+    key, value and what is allowed; the constructor raises pydantic's own error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -152,22 +153,26 @@ class RunConfig(BaseModel):
         for source, content in ((f"--config {file}: ", from_file), ("", given)):
             nested = content.get("algorithm_options") or {}
             if not isinstance(nested, Mapping):
-                raise refuse(f"{source}algorithm_options {_show(nested)}: give names and values")
+                raise ConfigError(
+                    f"{source}algorithm_options {_show(nested)}: give names and values"
+                )
             options.update({_name(name): value for name, value in nested.items()})
             for name, value in content.items():
                 if name in cls.model_fields:
                     values[name] = value
                 elif name in option_names:
                     if name in nested:
-                        raise refuse(f"{source}{name}: is there twice, alone and nested; keep one")
+                        raise ConfigError(
+                            f"{source}{name}: is there twice, alone and nested; keep one"
+                        )
                     options[name] = value
                 else:
-                    raise refuse(f"{source}{name}: no such option{_did_you_mean(name, known)}")
+                    raise ConfigError(f"{source}{name}: no such option{_did_you_mean(name, known)}")
         try:
             return cls.model_validate({**values, "algorithm_options": options})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise refuse(_explain(first, given, file)) from None
+            raise ConfigError(_explain(first, given, file)) from None
 
     @classmethod
     def from_file(cls, path: Path | str, option_names: Collection[str] = ()) -> RunConfig:
@@ -189,27 +194,20 @@ def read_file(path: Path) -> dict[str, object]:
     """Read names and values from a YAML (.yaml, .yml) or TOML (.toml) file; ``-`` becomes ``_``."""
     where = f"--config {path}"
     if path.suffix not in (".yaml", ".yml", ".toml"):
-        raise refuse(f"{where}: the name must end in .yaml, .yml or .toml")
+        raise ConfigError(f"{where}: the name must end in .yaml, .yml or .toml")
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read ({error.strerror})") from None
+        raise HostError(f"{where}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise refuse(f"{where}: is no valid {path.suffix[1:].upper()} ({reason})") from None
+        raise ConfigError(f"{where}: is no valid {path.suffix[1:].upper()} ({reason})") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise refuse(f"{where}: holds {type(content).__name__}; give options as name: value")
+        raise ConfigError(f"{where}: holds {type(content).__name__}; give options as name: value")
     return {_name(name): value for name, value in content.items()}
-
-
-def refuse(message: str) -> ConfigError:
-    """A :class:`ConfigError` that every rank raises alike, so that one of them prints it."""
-    error = ConfigError(message)
-    error.collective = True
-    return error
 
 
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "yes or no", "path": "a path"}

@@ -1,8 +1,8 @@
 """The exceptions of aladdin_mpi.
 
-Every error that a user can cause is a child of :class:`AladdinError` and of the built-in exception that
-fits it, carries one line that names the option, its value, what is allowed and what to do, and is shown
-without a traceback.
+Every error that a user can cause is a child of :class:`AladdinError` and of the built-in
+exception that fits it, carries one line that names the option, its value, what is allowed and
+what to do, and is shown without a traceback.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = [
     "LaunchError",
     "ModelError",
     "NonFiniteError",
-    "launch_rank",
     "RecordError",
+    "launch_rank",
 ]
 
 
@@ -63,7 +63,8 @@ class RecordError(AladdinError, OSError):
 
 
 def launch_rank() -> int:
-    """This process's rank as its launcher tells it, before MPI is initialized; 0 without a launcher.
+    """This process's rank as its launcher tells it, before MPI is initialized; 0 without a
+    launcher.
 
     It decides which process prints an error that all of them have.
     """

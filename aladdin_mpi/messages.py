@@ -1,6 +1,7 @@
 """What travels between workers and servers, and the instructions a server algorithm gives.
 
-Everything here is frozen data: no arrays are owned, no behaviour beyond packing into a fixed record.
+Everything here is frozen data: no arrays are owned, no behaviour beyond packing into a fixed
+record.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ FRAME_HEADER_BYTES = 256
 FRAME_HEADER = np.dtype(
     {
         "names": [
-            "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version", "last",
-            "number", "alpha", "iteration_s", "loss", "rates",
+            "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version",
+            "last", "number", "alpha", "iteration_s", "loss", "rates",
         ],
         "formats": ["i8"] * 9 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
         "itemsize": FRAME_HEADER_BYTES,
     }
 )  # fmt: skip
-"""The header in front of a payload, both ways; 256 bytes, so that the payload keeps its alignment."""
+"""The header in front of a payload, both ways; 256 bytes, so that the payload keeps its
+alignment.
+"""
 
 
 class Push(NamedTuple):
@@ -122,7 +125,8 @@ class Merge:
 class Apply:
     """One step of the server's momentum SGD with the accumulated gradients, which it then clears.
 
-    ``rates`` holds a learning rate per parameter group, ``scale`` multiplies the sum (1/c̃ for a mean).
+    ``rates`` holds a learning rate per parameter group, ``scale`` multiplies the sum (1/c̃ for a
+    mean).
     """
 
     rates: tuple[float, ...]
@@ -133,7 +137,9 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the global parameters, as they are after all merges at hand, to ``worker`` with ``alpha``."""
+    """Send the global parameters, as they are after all merges at hand, to ``worker`` with
+    ``alpha``.
+    """
 
     worker: int
     alpha: float
@@ -169,8 +175,9 @@ class Phase(IntEnum):
 class ChannelSpec(NamedTuple):
     """What all ranks must agree on before an optimizer's channel opens.
 
-    ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the stretches
-    ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its options as text.
+    ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the
+    stretches ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its
+    options as text.
     """
 
     entries: tuple[tuple[str, str], ...]
@@ -193,7 +200,8 @@ class SendTimes(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A small message of a worker: heartbeat, registration, wish for a copy, evaluation result, farewell.
+    """A small message of a worker: heartbeat, registration, wish for a copy, evaluation result,
+    farewell.
 
     ``phase`` is what the training thread is doing, ``phase_s`` [s] since when, ``steps`` how many
     iterations it has made.  ``channel`` and ``values`` depend on the kind.

@@ -1,6 +1,6 @@
-"""What a test needs beyond Python: it is left out where that is missing, with one line that says why.
+"""What a test needs beyond Python: where it is missing, the test is left out and says why.
 
-With ``ALADDIN_REQUIRE=all`` in the environment nothing may be left out, and the test fails instead.
+With ``ALADDIN_REQUIRE=all`` in the environment nothing may be left out: the test fails instead.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ from aladdin_mpi.errors import ConfigError
 
 __all__ = ["REGISTRY", "find"]
 
-REGISTRY: dict[str, Algorithm] = {
-    module.ALGORITHM.name: module.ALGORITHM for module in (aladdin,)
-}
+REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for module in (aladdin,)}
 
 
 def find(name: str) -> Algorithm:

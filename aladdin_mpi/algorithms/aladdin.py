@@ -11,20 +11,22 @@ Server, at every push (Algorithm 2)::
     c̃ ← c̃ + 1,  c_i ← c_i + 1,  g̃ ← g̃ + g_i
     if c_i ≥ π:  x̃ ← x̃ − η g̃/c̃,  reply (x̃, α) to worker i,  g̃, c̃, c_i ← 0
 
-``preset="paper"`` is that, with the average before the update and no gradient dropped (the printed lines
-have both the other way round), and momentum, which they do not place, in both updates.  The default
-differs in five points, each an option:
+``preset="paper"`` is that, with the average before the update and no gradient dropped (the
+printed lines have both the other way round), and momentum, which they do not place, in both
+updates.  The default differs in five points, each an option:
 
-1. ``push="update"``: Δ_i = x_i − r_i, r_i ← x_i is pushed, and merged as x̃ ← x̃ + Δ_i/n: x̃ moves as the mean
-   of the workers' own steps, for any optimizer.
-2. ``coalesce``: while pushes are on their way the next is skipped; its step travels with a later one.
-3. ``lag_compensation``: x_i ← x_i + α (x̃ − s_i), s_i the parameters at the worker's last push that x̃
-   contains; r_i moves along, so that a mix is never pushed.
-4. ``one_outstanding``: no reply is asked for while one is due, so that no correction is applied twice.
+1. ``push="update"``: Δ_i = x_i − r_i, r_i ← x_i is pushed, and merged as x̃ ← x̃ + Δ_i/n: x̃
+   moves as the mean of the workers' own steps, for any optimizer.
+2. ``coalesce``: while pushes are on their way the next is skipped; its step travels with a later
+   one.
+3. ``lag_compensation``: x_i ← x_i + α (x̃ − s_i), s_i the parameters at the worker's last push
+   that x̃ contains; r_i moves along, so that a mix is never pushed.
+4. ``one_outstanding``: no reply is asked for while one is due, so that no correction is applied
+   twice.
 5. ``count_leavers``: n is the number of workers still training.
 
-Y. Ko, K. Choi, H. Jei, D. Lee, S.-W. Kim. ALADDIN: Asymmetric Centralized Training for Distributed Deep
-Learning. CIKM 2021, doi:10.1145/3459637.3482412.
+Y. Ko, K. Choi, H. Jei, D. Lee, S.-W. Kim. ALADDIN: Asymmetric Centralized Training for
+Distributed Deep Learning. CIKM 2021, doi:10.1145/3459637.3482412.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The contract of an algorithm: one file, one line in the registry.
 
-An algorithm is a frozen :class:`Algorithm` naming its topology, its options (a frozen dataclass that checks
-itself), a :class:`Worker` and, with servers, a :class:`Server`.  The worker decides whether and when the
-local optimizer runs.  The server is pure: a push in, instructions out; to whom it replies *is* the
-synchronization policy.
+An algorithm is a frozen :class:`Algorithm` naming its topology, its options (a frozen dataclass
+that checks itself), a :class:`Worker` and, with servers, a :class:`Server`.  The worker decides
+whether and when the local optimizer runs.  The server is pure: a push in, instructions out; to
+whom it replies *is* the synchronization policy.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def check(config: object, name: str, condition: bool, allowed: str) -> None:
 
 
 def fill(config: object, preset: dict[str, Any]) -> None:
-    """Complete a frozen configuration in its ``__post_init__``: fields that are None take the preset's
+    """Complete a frozen configuration in its ``__post_init__``: fields that are None take the
+    preset's
     value, and every field with choices is checked against them."""
     for spec in fields(config):  # type: ignore[arg-type]
         if getattr(config, spec.name) is None:
@@ -104,7 +105,9 @@ def fill(config: object, preset: dict[str, Any]) -> None:
 
 
 class Stateful:
-    """What most halves share: a state of the attributes named in ``STATE``, nothing before forward."""
+    """What most halves share: a state of the attributes named in ``STATE``, nothing before
+    forward.
+    """
 
     STATE: ClassVar[tuple[str, ...]] = ()
 

@@ -22,7 +22,9 @@ class Pending(Protocol):
         """Take in this iteration's gradients, before the local update; False if not finite."""
 
     def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
-        """Fill ``out``, and ``snapshot`` with the parameters; False withdraws what is not finite."""
+        """Fill ``out``, and ``snapshot`` with the parameters; False withdraws what is not
+        finite.
+        """
 
     def mix(
         self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None

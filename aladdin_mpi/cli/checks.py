@@ -35,8 +35,7 @@ LAUNCHER_VARIABLES = (
     "HYDI_",
 )
 
-_IMPORT = "import importlib, sys; m = importlib.import_module({!r}); print({})"
-
+_IMPORT = "import importlib; m = importlib.import_module({!r}); print({})"
 _MPI_PROBE = """
 import json, sys, mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -85,12 +84,11 @@ def _python() -> Finding:
     return Finding(Level.OK, "Python", f"{version} ({sys.executable})")
 
 
-def _package(name: str, show: str, missing: Level, advice: str, timeout_s: float) -> Finding:
-    code = _IMPORT.format(name, show)
-    lines, problem = _run([sys.executable, "-c", code], timeout_s)
-    return (
-        Finding(missing, name, problem, advice) if problem else Finding(Level.OK, name, lines[-1])
-    )
+def _package(name: str, show: str, timeout_s: float) -> Finding:
+    lines, problem = _run([sys.executable, "-c", _IMPORT.format(name, show)], timeout_s)
+    if problem:
+        return Finding(Level.ERROR, name, problem, f"pip install {name}")
+    return Finding(Level.OK, name, lines[-1])
 
 
 def _mpi(timeout_s: float) -> Iterator[Finding]:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import click
 
-from aladdin_mpi.errors import AladdinError
+from aladdin_mpi.config import HostError
+from aladdin_mpi.errors import AladdinError, launch_rank
 
-__all__ = ["USER_ERROR", "launcher_value", "run", "same_on_all_ranks", "single_host"]
+__all__ = ["USER_ERROR", "launcher_value", "run", "single_host"]
 
 USER_ERROR = 2
 """Exit code of a user's mistake."""
 
 INTERRUPTED = 130
 
-_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
@@ -46,8 +45,8 @@ def run(command: Callable[[], object]) -> None:
 
     Notes
     -----
-    In a job, the first rank prints.  An error that is not ``collective``, such as a folder that one
-    host does not have, is also printed by the first rank of each further host.
+    In a job, the first rank prints.  A :class:`HostError` is also printed by the first rank of each
+    further host, for it may be true there only.
     """
     try:
         command()
@@ -56,21 +55,11 @@ def run(command: Callable[[], object]) -> None:
     except click.Abort:
         raise SystemExit(INTERRUPTED) from None
     except click.ClickException as error:
-        _leave(error.format_message(), collective=True)
+        _leave(error.format_message())
     except AladdinError as error:
         if _mpi_is_running():
             raise
-        _leave(str(error), error.collective)
-
-
-@contextmanager
-def same_on_all_ranks() -> Iterator[None]:
-    """An error raised inside depends on nothing but the command line: every rank raises it."""
-    try:
-        yield
-    except AladdinError as error:
-        error.collective = True
-        raise
+        _leave(str(error), isinstance(error, HostError))
 
 
 def launcher_value(
@@ -90,12 +79,12 @@ def single_host(environ: Mapping[str, str] = os.environ) -> bool:
     return size == 1 or launcher_value(_LOCAL_SIZE, 0, environ) == size
 
 
-def _leave(message: str, collective: bool) -> None:
-    rank = launcher_value(_RANK, 0)
+def _leave(message: str, once_per_host: bool = False) -> None:
+    rank = launch_rank()
     line = " ".join(message.split())
     if rank == 0:
         print(f"aladdin-mpi: error: {line}", file=sys.stderr, flush=True)
-    elif not collective and launcher_value(_LOCAL_RANK, 1) == 0:
+    elif once_per_host and launcher_value(_LOCAL_RANK, 1) == 0:
         where = f"rank {rank} on {platform.node()}"
         print(f"aladdin-mpi: error: {where}: {line}", file=sys.stderr, flush=True)
     raise SystemExit(USER_ERROR)

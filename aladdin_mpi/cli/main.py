@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -36,12 +37,20 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = "aladdin-mpi",
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run the command line; see :func:`aladdin_mpi.cli.errors.run`."""
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
-        extra.setdefault("prog_name", "aladdin-mpi")
-        errors.run(lambda: super(LazyGroup, self).main(*args, standalone_mode=False, **extra))
+
+        def command() -> object:
+            return super(LazyGroup, self).main(args, prog_name, complete_var, False, **extra)
+
+        return errors.run(command) if standalone_mode else command()
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,7 +11,7 @@ import click
 
 from aladdin_mpi.algorithms import REGISTRY
 from aladdin_mpi.algorithms.base import flag
-from aladdin_mpi.cli.errors import same_on_all_ranks, single_host
+from aladdin_mpi.cli.errors import single_host
 from aladdin_mpi.config import RunConfig
 from aladdin_mpi.runtime.folder import check_out
 from aladdin_mpi.runtime.options import configure, option_names, option_type
@@ -77,7 +77,7 @@ def _run_options() -> Iterator[FlagOption]:
         elif words:
             values = "|".join(words)
         else:
-            values = {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")  # type: ignore[call-overload]
+            values = {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")
         help = str(field.description)
         yield _option(name, str(extra["group"]), help, field.annotation is bool, values, show)
 
@@ -114,9 +114,8 @@ def _yes_no(value: object) -> str:
 
 def _run(config_file: str | None, **flags: object) -> None:
     config = RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
-    with same_on_all_ranks():
-        options = configure(config.algorithm, config.algorithm_options)
-        check(config)
+    options = configure(config.algorithm, config.algorithm_options)
+    check(config)
     if single_host():  # on several hosts the ranks could disagree, and some would wait for ever
         check_out(config.out)
     run(config, options)

@@ -1,1 +1,3 @@
-"""The only room that knows MPI: mailbox, control messages, roles, and the worker's sender thread."""
+"""The only room that knows MPI: mailbox, control messages, roles, and the worker's sender
+thread.
+"""

@@ -87,8 +87,8 @@ def _difference(specs: list[ChannelSpec]) -> str:
                 longer = max(mine, theirs, key=len)
                 extra = longer[min(len(mine), len(theirs))]
                 return (
-                    f"worker {worker} has another model than worker 0: {len(theirs)} {kind}s in place "
-                    f"of {len(mine)}; the first that only one has is {extra[0]} {extra[1]}"
+                    f"worker {worker} has another model than worker 0: {len(theirs)} {kind}s in "
+                    f"place of {len(mine)}; the first that only one has is {extra[0]} {extra[1]}"
                 )
         if other != first:
             return f"worker {worker} groups its parameters in another way than worker 0"
@@ -96,7 +96,9 @@ def _difference(specs: list[ChannelSpec]) -> str:
 
 
 def _shortage(comm: MPI.Comm, nbytes: int) -> str:
-    """One line where /dev/shm is too small for the window; a full one would kill the job (SIGBUS)."""
+    """One line where /dev/shm is too small for the window; a full one would kill the job
+    (SIGBUS).
+    """
     shared = comm.size > 1 and os.path.isdir("/dev/shm")
     if not shared:
         return ""

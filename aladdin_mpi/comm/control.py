@@ -1,7 +1,7 @@
 """Small two-sided messages: requests of workers, notices of servers, and posted receives for both.
 
-Nothing here waits.  A send keeps its buffer until ``Test`` says that it is done; a receive is posted before
-the message comes.
+Nothing here waits.  A send keeps its buffer until ``Test`` says that it is done; a receive is
+posted before the message comes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def pack_request(out: np.ndarray, request: Request) -> None:
 def unpack_request(record: np.void) -> Request:
     """Read a request from a record."""
     kind, worker, phase, phase_s, steps, channel, values = record.item()
-    return Request(RequestKind(kind), worker, phase, phase_s, steps, channel, tuple(values.tolist()))
+    return Request(
+        RequestKind(kind), worker, phase, phase_s, steps, channel, tuple(values.tolist())
+    )
 
 
 def pack_notice(out: np.ndarray, notice: Notice) -> None:
@@ -92,11 +94,11 @@ class SmallReceiver:
 
     DEPTH = 4
 
-    def __init__(
-        self, comm: MPI.Comm, tag: int, dtype: np.dtype, sources: Sequence[int]
-    ) -> None:
+    def __init__(self, comm: MPI.Comm, tag: int, dtype: np.dtype, sources: Sequence[int]) -> None:
         self._comm, self._tag = comm, tag
-        self._slots = [(source, np.zeros(1, dtype)) for source in sources for _ in range(self.DEPTH)]
+        self._slots = [
+            (source, np.zeros(1, dtype)) for source in sources for _ in range(self.DEPTH)
+        ]
         self._requests = [self._post(source, record) for source, record in self._slots]
         # receives of one source complete in the order in which they were posted
         self._turn = {source: 0 for source in sources}

@@ -1,20 +1,21 @@
 """The mailbox towards a server: one-sided, never waiting.
 
-On the server there is, for every origin, a ring of slots, and for every slot one aligned 64-bit word.  A
-message number k of an origin goes to slot k mod slots:
+On the server there is, for every origin, a ring of slots, and for every slot one aligned 64-bit
+word.  A message number k of an origin goes to slot k mod slots:
 
 1. Unless message k − slots has been acknowledged, there is no room: the origin does something else.
 2. ``Rput`` of the frame, in pieces; ``Test`` until the origin's side of it is done.
 3. One ``Flush``: the frame is complete in the server's memory.
 4. ``Put`` of exactly one aligned word, k, and its ``Flush``.
 
-Records of several words are torn now and then, so nothing but that word announces a message.  The server
-reads the words in its own memory, and after a new one synchronizes the frames' window before it reads the
-frame: a view, merged in place.  Its acknowledgement is a two-sided message (``control.py``); the slot is
-free again when it arrives.  ``mailbox.pml`` is the model of this that is checked.
+Records of several words are torn now and then, so nothing but that word announces a message.  The
+server reads the words in its own memory, and after a new one synchronizes the frames' window
+before it reads the frame: a view, merged in place.  Its acknowledgement is a two-sided message
+(``control.py``); the slot is free again when it arrives.  ``mailbox.pml`` is the model of this
+that is checked.
 
-The server never waits for anybody here.  An origin may be held up in step 3 by a server that has stopped;
-so only a worker's communication thread sends.
+The server never waits for anybody here.  An origin may be held up in step 3 by a server that has
+stopped; so only a worker's communication thread sends.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class _Windows:
         info.Free()
         if MPI.WIN_UNIFIED not in (self.frames.model, self.words.model):
             raise LaunchError(
-                "this MPI library keeps separate copies of window memory (MPI_WIN_SEPARATE): use one "
-                "with a unified memory model, such as MPICH or Open MPI on x86-64 or ARM"
+                "this MPI library keeps separate copies of window memory (MPI_WIN_SEPARATE): use "
+                "one with a unified memory model, such as MPICH or Open MPI on x86-64 or ARM"
             )
         for window in (self.frames, self.words):
             window.Lock_all(MPI.MODE_NOCHECK)
@@ -79,15 +80,14 @@ class Inbox:
     Parameters
     ----------
     comm : MPI.Comm
-        A communicator of the mailbox's own; ``origins`` are ranks of it, message rings in this order.
+        A communicator of the mailbox's own; ``origins`` are ranks of it, message rings in this
+        order.
     layout : FrameLayout
     slots : int
         Messages that an origin may have under way.
     """
 
-    def __init__(
-        self, comm: MPI.Comm, origins: list[int], layout: FrameLayout, slots: int
-    ) -> None:
+    def __init__(self, comm: MPI.Comm, origins: list[int], layout: FrameLayout, slots: int) -> None:
         self.layout = layout
         count = len(origins) * slots
         self._windows = _Windows(comm, comm.rank, count * layout.frame_bytes, count * ALIGN)
@@ -117,7 +117,12 @@ class Inbox:
             while True:
                 k = self._next[origin]
                 slot = k % self._slots
-                if int(self._words[origin, slot]) != k:
+                word = int(self._words[origin, slot])
+                if word != k:
+                    if word > self._seen[origin, slot]:
+                        raise CommunicationError(
+                            f"worker {origin} announced message {word} where {k} was due"
+                        )
                     break
                 self._seen[origin, slot] = k
                 self._next[origin] = k + 1
@@ -126,8 +131,8 @@ class Inbox:
         for origin, k, frame in found:
             if not frame.intact(k):
                 raise CommunicationError(
-                    f"message {k} of worker {origin} arrived torn: this MPI library or network does "
-                    "not keep the order that Win.Flush promises; run 'aladdin-mpi doctor'"
+                    f"message {k} of worker {origin} arrived torn: this MPI library or network "
+                    "does not keep the order that Win.Flush promises; run 'aladdin-mpi doctor'"
                 )
         return found
 

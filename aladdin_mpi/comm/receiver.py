@@ -173,5 +173,3 @@ class ServerLink:
         """Collective, after :meth:`close`."""
         for channel in self.channels:
             channel.close()
-
-

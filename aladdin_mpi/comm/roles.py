@@ -12,7 +12,17 @@ from mpi4py import MPI
 
 from aladdin_mpi.errors import AladdinError, LaunchError, launch_rank
 
-__all__ = ["Roles", "abort", "agree", "check_launch", "clock_offset", "find_roles", "library", "one_per_node_first", "shared_cores"]
+__all__ = [
+    "Roles",
+    "abort",
+    "agree",
+    "check_launch",
+    "clock_offset",
+    "find_roles",
+    "library",
+    "one_per_node_first",
+    "shared_cores",
+]
 
 _SIZE_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
@@ -71,8 +81,10 @@ def check_launch(need: int = 2) -> None:
             meant = int(os.environ.get(variable, "1"))
             if meant > 1:
                 raise _everywhere(
-                    f"{launcher} started {meant} processes ({variable}={meant}), but this MPI library "
-                    f"({library()}) sees one: the launcher belongs to another MPI; use the mpiexec of "
+                    f"{launcher} started {meant} processes ({variable}={meant}), but this MPI "
+                    "library "
+                    f"({library()}) sees one: the launcher belongs to another MPI; use the "
+                    "mpiexec of "
                     "this one, or under Slurm the right --mpi type (srun --mpi=list); "
                     "'aladdin-mpi doctor' shows both"
                 )
@@ -83,8 +95,8 @@ def check_launch(need: int = 2) -> None:
         )
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise _everywhere(
-            "MPI was initialized without thread support (MPI_THREAD_SERIALIZED at least): let mpi4py "
-            "initialize it, or request MPI_THREAD_MULTIPLE"
+            "MPI was initialized without thread support (MPI_THREAD_SERIALIZED at least): let "
+            "mpi4py initialize it, or request MPI_THREAD_MULTIPLE"
         )
 
 
@@ -112,9 +124,7 @@ def find_roles(comm: MPI.Comm) -> Roles:
     node.Free()
     workers = tuple(range(1, size))
     local = [r for r in here if r != 0]
-    return Roles(
-        rank, size, 0, rank - 1, workers, local.index(rank) if rank in local else -1
-    )
+    return Roles(rank, size, 0, rank - 1, workers, local.index(rank) if rank in local else -1)
 
 
 def shared_cores(comm: MPI.Comm) -> int:
@@ -128,7 +138,9 @@ def shared_cores(comm: MPI.Comm) -> int:
 
 
 def one_per_node_first(comm: MPI.Comm, call: object) -> None:
-    """Call on one rank of each node, then on the others: caches on disk are filled once.  Collective."""
+    """Call on one rank of each node, then on the others: caches on disk are filled once.
+    Collective.
+    """
     assert callable(call)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     if node.rank == 0:
@@ -140,7 +152,8 @@ def one_per_node_first(comm: MPI.Comm, call: object) -> None:
 
 
 def clock_offset(comm: MPI.Comm, rounds: int = 10) -> tuple[float, float]:
-    """[s] what to add to this rank's monotonic clock to get rank 0's, and its uncertainty.  Collective.
+    """[s] what to add to this rank's monotonic clock to get rank 0's, and its uncertainty.
+    Collective.
 
     Of some ping-pongs with rank 0 the fastest counts; half its round trip is the uncertainty.
     """

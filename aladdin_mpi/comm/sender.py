@@ -1,7 +1,7 @@
 """A worker's link to the server: one background thread that makes every MPI call of the process.
 
-The training thread hands pushes over and takes replies through plain Python objects and never calls MPI,
-so that nothing that MPI does can hold it up.
+The training thread hands pushes over and takes replies through plain Python objects and never
+calls MPI, so that nothing that MPI does can hold it up.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class WorkerChannel:
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
-        self._box = Outbox(
-            opening.comm, link.server, link.worker, opening.layout, opening.slots
-        )
+        self._box = Outbox(opening.comm, link.server, link.worker, opening.layout, opening.slots)
 
     # -- training thread --------------------------------------------------------------------------
 
@@ -315,8 +313,8 @@ class WorkerLink:
     ) -> tuple[WorkerChannel, Frame]:
         """Open the next channel; collective over all workers and the server.
 
-        ``initial`` fills a frame with this worker's values; the frame that is returned holds worker 0's,
-        which all start from.
+        ``initial`` fills a frame with this worker's values; the frame that is returned holds
+        worker 0's, which all start from.
         """
 
         def open_() -> tuple[WorkerChannel, Frame]:
@@ -337,8 +335,8 @@ class WorkerLink:
     def close(self, at_end: Callable[[], None]) -> list[Frame]:
         """Say goodbye, wait for everybody, and free all; collective.
 
-        Every channel's last push has been acknowledged.  ``at_end`` runs on the communication thread
-        when all have ended.  Returns the final parameters of each channel.
+        Every channel's last push has been acknowledged.  ``at_end`` runs on the communication
+        thread when all have ended.  Returns the final parameters of each channel.
         """
 
         def bye() -> None:
@@ -370,9 +368,7 @@ class WorkerLink:
 
     # -- communication thread ---------------------------------------------------------------------
 
-    def send(
-        self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()
-    ) -> None:
+    def send(self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()) -> None:
         """Send a small message now."""
         now = time.monotonic()
         record = self._requests.record()

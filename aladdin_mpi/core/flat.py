@@ -1,11 +1,12 @@
 """A model as one contiguous vector.
 
-The trainable parameters of an optimizer become views of one flat tensor per dtype and device, so that
-pushing and mixing are single passes of a kernel over memory.  What travels, and what the server holds, is
-float32 whatever the parameters are: Δ/n would vanish in bfloat16.
+The trainable parameters of an optimizer become views of one flat tensor per dtype and device, so
+that pushing and mixing are single passes of a kernel over memory.  What travels, and what the
+server holds, is float32 whatever the parameters are: Δ/n would vanish in bfloat16.
 
-A float32 model on the CPU is worked on in place.  Any other dtype or device goes through a float32 vector
-in host memory, the *shadow*, that is gathered before a difference and scattered after a mix.
+A float32 model on the CPU is worked on in place.  Any other dtype or device goes through a
+float32 vector in host memory, the *shadow*, that is gathered before a difference and scattered
+after a mix.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class FlatParams:
 
     Notes
     -----
-    Construction changes the parameters in place: each becomes a view of the flat vector, with its values,
-    shape and strides kept.
+    Construction changes the parameters in place: each becomes a view of the flat vector, with its
+    values, shape and strides kept.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class FlatParams:
         missing = sum(p.requires_grad and id(p) not in chosen for group in groups for p in group)
         if missing:
             raise ModelError(
-                f"the optimizer holds {missing} trainable parameter(s) that the model does not have: "
-                "pass the model whose parameters it was made with"
+                f"the optimizer holds {missing} trainable parameter(s) that the model does not "
+                "have: pass the model whose parameters it was made with"
             )
         if not chosen:
             raise ModelError(
-                "the model has no trainable parameters: nothing to train (requires_grad is off everywhere, "
-                "or it has no parameters at all)"
+                "the model has no trainable parameters: nothing to train (requires_grad is off "
+                "everywhere, or it has no parameters at all)"
             )
         ordered = sorted(
             chosen.values(), key=lambda item: (str(item[1].dtype), str(item[1].device), item[2])
@@ -144,8 +145,8 @@ class FlatParams:
         first = items[0][1]
         if not first.dtype.is_floating_point:
             raise ModelError(
-                f"parameter {items[0][0]} has dtype {first.dtype}: only floating-point parameters can be "
-                "trained in parallel"
+                f"parameter {items[0][0]} has dtype {first.dtype}: only floating-point parameters "
+                "can be trained in parallel"
             )
         begin = start
         for name, p, group in items:
@@ -255,7 +256,8 @@ class FlatParams:
     def _scatter_change(self, before: np.ndarray, r: np.ndarray) -> None:
         """Add ``x − before`` to the parameters, and to ``r`` what their rounding made of it.
 
-        Without the latter, the part of a mix that a narrow dtype rounds away would be pushed as a step.
+        Without the latter, the part of a mix that a narrow dtype rounds away would be pushed as a
+        step.
         """
         x, old, base = (torch.from_numpy(a) for a in (self.x, before, r))
         for segment in self._segments:
@@ -324,7 +326,8 @@ class FlatParams:
 
 
 class FlatBuffers:
-    """The persistent buffers of a model (batch-norm statistics): floats and integers, a vector each.
+    """The persistent buffers of a model (batch-norm statistics): floats and integers, a vector
+    each.
 
     Attributes
     ----------
@@ -337,8 +340,8 @@ class FlatBuffers:
 
     Notes
     -----
-    Buffers on the CPU that are float32 or int64 become views of these vectors; the others are copied
-    by :meth:`gather`.
+    Buffers on the CPU that are float32 or int64 become views of these vectors; the others are
+    copied by :meth:`gather`.
     """
 
     def __init__(self, model: torch.nn.Module | None, taken: set[int]) -> None:

@@ -1,7 +1,7 @@
 """What an algorithm may call: the seam between update rules and everything that moves bytes.
 
-A worker's algorithm sees one :class:`Port`; behind it stands the MPI mailbox, or threads in one process
-for tests.  Nothing here waits unless its name says so.
+A worker's algorithm sees one :class:`Port`; behind it stands the MPI mailbox, or threads in one
+process for tests.  Nothing here waits unless its name says so.
 """
 
 from __future__ import annotations

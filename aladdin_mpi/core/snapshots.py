@@ -10,7 +10,9 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """At most ``count`` vectors, allocated once; the oldest unnamed one gives way when all are in use."""
+    """At most ``count`` vectors, allocated once; the oldest unnamed one gives way when all
+    are in use.
+    """
 
     def __init__(self, params: FlatParams, count: int) -> None:
         self._free = [params.new_vector() for _ in range(count)]

@@ -1,9 +1,9 @@
 """How a message lies in memory: the frame.
 
 A frame is one contiguous stretch of bytes, the same in a worker's staging buffer, in a slot of the
-server's window and in a reply: header, float32 parameters, float32 and int64 buffers, trailer.  Every part
-begins on a 64-byte border.  The trailer repeats the sequence number; a reader that finds another number
-there than in the header has read a torn message.
+server's window and in a reply: header, float32 parameters, float32 and int64 buffers, trailer.
+Every part begins on a 64-byte border.  The trailer repeats the sequence number; a reader that
+finds another number there than in the header has read a torn message.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Frame:
             rates = np.zeros(MAX_GROUPS)
             rates[: len(push.rates)] = push.rates
         self.header[0] = (
-            push.sequence, push.worker, push.iterations, push.samples, push.handled, push.wants_reply,
-            push.version, push.last, 0, 0.0, push.iteration_s, push.loss, rates,
+            push.sequence, push.worker, push.iterations, push.samples, push.handled,
+            push.wants_reply, push.version, push.last, 0, 0.0, push.iteration_s, push.loss, rates,
         )  # fmt: skip
         self._trailer[0] = push.sequence
 

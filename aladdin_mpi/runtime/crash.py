@@ -1,6 +1,7 @@
 """One rank's failure ends the job: printed first, never swallowed, never a hang.
 
-A user's mistake is one line; a bug is its traceback.  The hooks work however the script was started.
+A user's mistake is one line; a bug is its traceback.  The hooks work however the script was
+started.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Guard:
     def _on_exit(self) -> None:
         if self._armed:
             print(
-                f"{self.who} the script ended without aladdin_mpi.finish(): the job ends; call it when "
-                "training is over, on every worker",
+                f"{self.who} the script ended without aladdin_mpi.finish(): the job ends; call it "
+                "when training is over, on every worker",
                 file=sys.stderr,
                 flush=True,
             )

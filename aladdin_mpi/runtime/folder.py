@@ -9,19 +9,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.config import HostError
 
-__all__ = ["CONFIG_FILE", "DEFAULT_OUT", "MODEL_FILE", "check_out", "save_model", "write_config"]
+__all__ = ["DEFAULT_OUT", "MODEL_FILE", "check_out", "save_model"]
 
 DEFAULT_OUT = Path("runs")
 """Where the folders of runs without ``--out`` are made."""
 
-CONFIG_FILE = "config.yaml"
 MODEL_FILE = "model.pt"
 
 
 def check_out(out: Path | None) -> None:
-    """Raise a :class:`ConfigError` where the folder ``out`` (None: ``runs``) cannot take a run.
+    """Raise a :class:`HostError` where the folder ``out`` (None: ``runs``) cannot take a run.
 
     Nothing is left behind: a folder is made in the nearest one that exists, and removed.
     """
@@ -29,24 +28,16 @@ def check_out(out: Path | None) -> None:
     nearest = folder
     try:
         if out is not None and any(out.glob("rank*.h5")):
-            raise ConfigError(f"--out {out}: holds the logs of another run; name a new folder")
+            raise HostError(f"--out {out}: holds the logs of another run; name a new folder")
         while not nearest.exists() and nearest != nearest.parent:
             nearest = nearest.parent
         with tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest):
             pass
     except OSError as error:
         reason = f"{nearest}: {error.strerror}"
-        raise ConfigError(
+        raise HostError(
             f"--out {folder}: cannot be written ({reason}); name a folder that can"
         ) from None
-
-
-def write_config(folder: Path, text: str) -> Path:
-    """Write a run's configuration, which ``--config`` reads again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / CONFIG_FILE
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def save_model(model: nn.Module, folder: Path) -> Path:

@@ -1,7 +1,8 @@
 """The global model of one channel at a server: it obeys the algorithm's instructions.
 
-Updates that are merged one after the other go through memory in one pass.  Every pass is cut into pieces of
-about a millisecond, with ``between()`` called in between, so that MPI makes progress meanwhile.
+Updates that are merged one after the other go through memory in one pass.  Every pass is cut into
+pieces of about a millisecond, with ``between()`` called in between, so that MPI makes progress
+meanwhile.
 """
 
 from __future__ import annotations
@@ -80,9 +81,7 @@ class GlobalModel:
         self._sum: np.ndarray | None = None
         self._velocity: np.ndarray | None = None
 
-    def handle(
-        self, frames: Sequence[Frame]
-    ) -> tuple[list[Handled], dict[int, float], list[Pass]]:
+    def handle(self, frames: Sequence[Frame]) -> tuple[list[Handled], dict[int, float], list[Pass]]:
         """Merge pushes in the order given.
 
         Returns

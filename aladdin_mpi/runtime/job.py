@@ -166,8 +166,8 @@ def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
     versions = {name: metadata.version(name) for name in names}
     versions |= {"python": platform.python_version(), "mpi": library, "aladdin_mpi": __version__}
     attributes = {
-        "rank": roles.rank, "world_size": roles.size, "worker": roles.worker, "run": job.folder.name,
-        "num_workers": len(roles.workers), "role": "server" if server else "worker",
+        "rank": roles.rank, "world_size": roles.size, "worker": roles.worker,
+        "run": job.folder.name, "num_workers": len(roles.workers), "role": "server" if server else "worker",
         "device": device, "config": settings.config_text or settings.description,
         "versions": json.dumps(versions), "commit": _commit(), "clock_offset_s": job.offset[0],
         "clock_error_s": job.offset[1],
@@ -232,7 +232,9 @@ def connect(job: Job, settings: Settings) -> tuple[Any, StepClock]:
             stalled[0] = time.monotonic() - late
             text = f"the server (rank {roles.server}) has said nothing for {late:.0f} s"
             job.recorder.event(EventKind.STALL, -1, late, text)
-            job.say(f"{text}; it was in phase 'serve', this worker is in '{link.phase.name.lower()}'")
+            job.say(
+                f"{text}; it was in phase 'serve', this worker is in '{link.phase.name.lower()}'"
+            )
         elif late < settings.stall_s and stalled[0]:
             took, stalled[0] = time.monotonic() - stalled[0], 0.0
             job.recorder.event(EventKind.STALL_END, -1, took, "the server goes on")

@@ -7,7 +7,16 @@ from typing import Protocol
 
 from aladdin_mpi.core.port import Incoming
 from aladdin_mpi.core.wire import Frame, FrameLayout
-from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind, SendTimes
+from aladdin_mpi.messages import (
+    ChannelSpec,
+    Notice,
+    Phase,
+    Push,
+    Reply,
+    Request,
+    RequestKind,
+    SendTimes,
+)
 from aladdin_mpi.record.schema import Row
 
 __all__ = [

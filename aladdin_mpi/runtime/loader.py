@@ -37,9 +37,9 @@ def batch_length(batch: Any) -> int:
 class PartitionedLoader:
     """What :func:`aladdin_mpi.partition` returns.
 
-    An epoch ends when all workers together have consumed the data set, so that a slow worker holds nobody
-    up.  A loader over a data set without a length, or with a sampler of the user's own, passes through
-    unchanged and ends when it ends.
+    An epoch ends when all workers together have consumed the data set, so that a slow worker
+    holds nobody up.  A loader over a data set without a length, or with a sampler of the user's
+    own, passes through unchanged and ends when it ends.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class PartitionedLoader:
             loader.multiprocessing_context = "forkserver"
         elif context.get_start_method() == "fork":
             warnings.warn(
-                "DataLoader workers are forked from a process that has initialized MPI: on InfiniBand "
+                "DataLoader workers are forked from a process that has initialized MPI: on "
+                "InfiniBand "
                 "this corrupts memory; leave multiprocessing_context unset, or choose 'forkserver'",
                 stacklevel=4,
             )

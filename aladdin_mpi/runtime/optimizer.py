@@ -1,7 +1,7 @@
 """The user's optimizer, made distributed in place.
 
-The object stays what it was: same class by ``isinstance``, same state, groups, hooks and schedulers; only its
-``step()`` now also lets the algorithm push and mix.
+The object stays what it was: same class by ``isinstance``, same state, groups, hooks and
+schedulers; only its ``step()`` now also lets the algorithm push and mix.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _Distributed:
         """One local update, and what the algorithm makes of it."""
         if closure is not None:
             raise ModelError(
-                "optimizer.step(closure) is not supported, because a closure runs forward and backward "
-                "at will: compute the gradients first and call step() without one"
+                "optimizer.step(closure) is not supported, because a closure runs forward and "
+                "backward at will: compute the gradients first and call step() without one"
             )
         update = super().step  # type: ignore[misc]
         self._aladdin_driver.step(partial(update, **options))

@@ -20,8 +20,8 @@ _LINE_S = 10.0
 def choose(mode: str) -> str:
     """``bar``, ``lines`` or ``off`` for a ``--progress`` that may be ``auto``.
 
-    A launcher hands output on through pipes, so that not the stream but the controlling terminal tells
-    whether somebody watches.
+    A launcher hands output on through pipes, so that not the stream but the controlling terminal
+    tells whether somebody watches.
     """
     if mode != "auto":
         return mode
@@ -54,7 +54,7 @@ class Progress:
         self._bar: tqdm | None = None
         if self._mode == "bar":
             self._bar = tqdm(
-                total=total or None, unit="samples", unit_scale=True, dynamic_ncols=False, ncols=100,
+                total=total or None, unit="samples", unit_scale=True, ncols=100,
                 mininterval=0.5, file=sys.stderr,
             )  # fmt: skip
 

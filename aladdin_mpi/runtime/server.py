@@ -1,6 +1,7 @@
 """The server's loop: poll, merge, reply, acknowledge; never wait.
 
-It knows nothing of MPI: a link (``comm.receiver`` or ``comm.inprocess``) brings pushes and takes replies.
+It knows nothing of MPI: a link (``comm.receiver`` or ``comm.inprocess``) brings pushes and takes
+replies.
 """
 
 from __future__ import annotations
@@ -104,14 +105,15 @@ class ServerLoop:
     def serve(self) -> None:
         """Run until every worker has left; then everybody has the final parameters."""
         while not all(worker.gone for worker in self._workers):
-            self._turn()
+            self.turn()
         self._hand_out()
         self._link.close()
         self._flush_replies(final=True)
 
     # -- one turn of the loop ---------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Poll once and deal with what has come; sleeps a little where nothing has."""
         now = time.monotonic()
         self._gap_s = max(self._gap_s, now - self._last_poll)
         self._last_poll = now
@@ -167,9 +169,7 @@ class ServerLoop:
             if bad:
                 self._on_bad(push)
         for count, merge_s, nbytes, version in passes:
-            self._recorder.add(
-                "merges", (now, channel.end.index, version, count, merge_s, nbytes)
-            )
+            self._recorder.add("merges", (now, channel.end.index, version, count, merge_s, nbytes))
 
     def _on_bad(self, push: Push) -> None:
         text = f"worker {push.worker}: push {push.sequence} is not finite"
@@ -191,12 +191,19 @@ class ServerLoop:
             del channel.owed[worker]
             copy_s = model.copy_to(frame)
             channel.numbers[worker] += 1
-            reply = Reply(
-                channel.numbers[worker], model.version, model.last_merged[worker], alpha
-            )
+            reply = Reply(channel.numbers[worker], model.version, model.last_merged[worker], alpha)
             end.send_reply(worker, reply)
             now = time.monotonic()
-            row = (now, end.index, worker, reply.number, reply.version, alpha, reply.sequence, copy_s)
+            row = (
+                now,
+                end.index,
+                worker,
+                reply.number,
+                reply.version,
+                alpha,
+                reply.sequence,
+                copy_s,
+            )
             channel.sent[worker] = (now, row)
         for worker in list(channel.copies):
             frame = end.copy_frame(worker)
@@ -257,9 +264,7 @@ class ServerLoop:
     ) -> Notice:
         own = self._workers[worker].samples
         active = sum(not w.gone for w in self._workers)
-        return Notice(
-            channel, sequence, version, staleness, self._samples, own, active, self._stop
-        )
+        return Notice(channel, sequence, version, staleness, self._samples, own, active, self._stop)
 
     def _beat(self, index: int, now: float, force: bool = False) -> None:
         worker = self._workers[index]

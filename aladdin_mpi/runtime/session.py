@@ -106,8 +106,8 @@ def init(
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
 
-    On the server's rank it serves until training is over and then leaves the process: the script's code
-    after it runs on workers only.
+    On the server's rank it serves until training is over and then leaves the process: the
+    script's code after it runs on workers only.
 
     Parameters
     ----------
@@ -140,8 +140,8 @@ def init(
     global _session
     if multiprocessing.parent_process() is not None:
         raise ConfigError(
-            "aladdin_mpi.init() was called in a DataLoader worker process, which imports the script "
-            "again: put the script's code under if __name__ == '__main__':"
+            "aladdin_mpi.init() was called in a DataLoader worker process, which imports the "
+            "script again: put the script's code under if __name__ == '__main__':"
         )
     crash.guard.install()
     if _session is not None:
@@ -212,7 +212,7 @@ def run_folder() -> Path:
     return _current().job.folder
 
 
-def DistributedOptimizer(  # noqa: N802 - the name that Horovod's users know
+def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None = None,
     *,
@@ -221,15 +221,16 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod's users know
 ) -> torch.optim.Optimizer:
     """Make an optimizer distributed, in place.  Collective over all workers.
 
-    All workers start from worker 0's parameters and buffers.  One call of ``step()`` is one iteration:
-    gradient accumulation and clipping act before it.
+    All workers start from worker 0's parameters and buffers.  One call of ``step()`` is one
+    iteration: gradient accumulation and clipping act before it.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         Any that needs no closure.
     model : torch.nn.Module
-        Whose parameters the optimizer holds; its buffers (batch-norm statistics) reach the global model.
+        Whose parameters the optimizer holds; its buffers (batch-norm statistics) reach the global
+        model.
     named_parameters : iterable of (str, Parameter), optional
         In place of ``model``; then no buffers travel.
     backward_passes_per_step : int
@@ -248,7 +249,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod's users know
     session = _running()
     check_supported(optimizer, model)
     if backward_passes_per_step < 1:
-        raise ConfigError(f"backward_passes_per_step {backward_passes_per_step}: must be at least 1")
+        raise ConfigError(
+            f"backward_passes_per_step {backward_passes_per_step}: must be at least 1"
+        )
     if named_parameters is not None:
         named = list(named_parameters)
     elif model is not None:
@@ -259,7 +262,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod's users know
         count = len(optimizer.param_groups)
         if count > MAX_GROUPS:
             raise ConfigError(
-                f"--push gradient: {count} parameter groups, at most {MAX_GROUPS}; use --push update"
+                f"--push gradient: {count} parameter groups, at most {MAX_GROUPS}; use --push "
+                "update"
             )
     params = FlatParams(named, [group["params"] for group in optimizer.param_groups])
     buffers = FlatBuffers(model, session.taken)
@@ -329,7 +333,9 @@ def should_stop() -> bool:
 
 
 def agree(error: AladdinError | None) -> None:
-    """Raise the error of the first worker that has one, on every worker.  Collective over workers."""
+    """Raise the error of the first worker that has one, on every worker.  Collective over
+    workers.
+    """
     session = _running()
     text = "" if error is None else str(error)
     for index, other in enumerate(session.link.exchange(text.encode())):
@@ -342,7 +348,8 @@ def agree(error: AladdinError | None) -> None:
 
 @contextmanager
 def global_parameters(model: torch.nn.Module | None = None) -> Iterator[GlobalInfo]:
-    """Inside, the model holds the server's global parameters and buffers; the local ones return after.
+    """Inside, the model holds the server's global parameters and buffers; the local ones return
+    after.
 
     Waits for them, outside the timed steps; other workers go on.  ``model`` is for readability: all
     distributed optimizers' models are meant.
@@ -408,5 +415,3 @@ def finish(*models: torch.nn.Module) -> None:
         reason=f"finished; waited {time.monotonic() - start:.3f} s for the others",
     )  # fmt: skip
     session.ended = True
-
-

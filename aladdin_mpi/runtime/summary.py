@@ -131,9 +131,9 @@ def print_summary(
         _add_times(table, summary)
     else:
         table.add_row("timing", "not logged")
-    table.add_row("folder", str(run_folder))
     console.print()
-    console.print(table, soft_wrap=True)
+    console.print(table)
+    console.print(f"folder         {run_folder}", soft_wrap=True, markup=False)
 
 
 def _add_times(table: Table, summary: Summary) -> None:
@@ -145,10 +145,9 @@ def _add_times(table: Table, summary: Summary) -> None:
     table.add_row("step", f"{1e3 * summary.step_s:.2f} ms, of which a worker spent")
     for name, share in summary.parts.items():
         table.add_row(f"  {name}", f"{share:6.1%}  {1e3 * share * summary.step_s:9.3f} ms")
-    text = f"{summary.pushes}, {summary.coalesced:.1%} of the iterations coalesced"
+    table.add_row("pushes", f"{summary.pushes}, {summary.coalesced:.1%} of iterations coalesced")
     if not math.isnan(summary.overload):
-        text += f", overload {summary.overload:.2f} (iterations per push)"
-    table.add_row("pushes", text)
+        table.add_row("overload", f"{summary.overload:.2f} iterations per push")
 
 
 def _tables(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import os
 import random
 from typing import Any
 
@@ -18,7 +17,7 @@ from aladdin_mpi.config import RunConfig
 from aladdin_mpi.core.schedule import Schedule
 from aladdin_mpi.errors import AladdinError, ModelError
 from aladdin_mpi.runtime.compute import Compute, EmulatedCompute, Placement, evaluate
-from aladdin_mpi.runtime.folder import save_model, write_config
+from aladdin_mpi.runtime.folder import save_model
 from aladdin_mpi.runtime.summary import print_summary
 from aladdin_mpi.workload.arrays import DataBundle, collate
 from aladdin_mpi.workload.data import dataset_names, load_dataset
@@ -74,10 +73,8 @@ def train(config: RunConfig, options: Any) -> None:
     """
     from aladdin_mpi.runtime import session as am
 
+    data, problem = _try_data(config)  # before, because the progress bar needs its length
     chosen = dataclasses.asdict(options)
-    text = config.model_copy(update={"algorithm_options": chosen}).to_yaml()
-    if config.threads:
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     am.init(
         config.algorithm,
         out=config.out,
@@ -86,26 +83,28 @@ def train(config: RunConfig, options: Any) -> None:
         on_nonfinite=config.on_nonfinite,
         progress=config.progress,
         stall_s=config.stall_s,
-        config_text=text,
+        threads=config.threads,
+        config_text=config.model_copy(update={"algorithm_options": chosen}).to_yaml(),
+        samples_total=0 if data is None else round(config.epochs * len(data.train)),  # type: ignore[arg-type]
         **chosen,
     )
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    if problem is not None and not isinstance(problem, AladdinError):
+        raise problem
+    model = None
+    if data is not None:
+        try:
+            model = _build_model(config, data)
+        except AladdinError as error:
+            problem = error
+    am.agree(problem)
+    assert data is not None and model is not None
     _seed_all(derive_seed(config.seed, am.rank()))
-    error: AladdinError | None = None
-    try:
-        data, model = _load(config)
-    except AladdinError as problem:
-        error = problem
-    am.agree(error)
-    if am.rank() == 0:
-        write_config(am.run_folder(), text)
-        if config.emulate_compute:
-            print(
-                f"EMULATED COMPUTE: every batch sleeps {config.emulate_compute:g} ms in place of "
-                "forward and backward; nothing is learned",
-                flush=True,
-            )
+    if am.rank() == 0 and config.emulate_compute:
+        print(
+            f"EMULATED COMPUTE: every batch sleeps {config.emulate_compute:g} ms in place of "
+            "forward and backward; nothing is learned",
+            flush=True,
+        )
     _Training(config, data, model, am).run()
 
 
@@ -120,7 +119,6 @@ class _Training:
         if config.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = am.DistributedOptimizer(_optimizer(config, self.model), self.model)
-        self.train_set: Dataset[tuple[Tensor, Tensor]] = data.train
         self.num_samples = len(data.train)  # type: ignore[arg-type]
         self.loader = am.partition(self._loader(data.train, config.batch_size, training=True))
         self.test = self._loader(data.test, config.eval_batch_size, training=False)
@@ -136,7 +134,7 @@ class _Training:
         """Train, finish together, evaluate and save on worker 0."""
         num_epochs = math.ceil(self.config.epochs)
         for epoch in range(num_epochs):
-            if not self._epoch(epoch):
+            if not self._epoch():
                 break
             due = self.config.eval_every and (epoch + 1) % self.config.eval_every == 0
             if due and epoch + 1 < num_epochs:
@@ -145,14 +143,11 @@ class _Training:
         if self.am.rank() == 0:
             self._conclude()
 
-    def _epoch(self, epoch: int) -> bool:
+    def _epoch(self) -> bool:
         """This worker's part of a pass over the data; False ends the training."""
-        set_epoch = getattr(self.train_set, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
         for x, y in self.loader:
-            done = self.am.samples() / self.num_samples
-            if done >= self.config.epochs or self.am.should_stop():
+            done = (self.am.samples() - len(y)) / self.num_samples  # before this batch
+            if done >= self.config.epochs:
                 return False
             self.compute(x, y)
             self.batches += 1
@@ -164,15 +159,12 @@ class _Training:
 
     def _step(self, epochs_done: float) -> None:
         """One iteration's update with the gradients at hand."""
-        config, emulated = self.config, isinstance(self.compute, EmulatedCompute)
+        emulated = isinstance(self.compute, EmulatedCompute)
         result = self.compute.take()
-        if emulated:
-            self.am.log(emulated=1)
-        else:
-            self.am.split(result.forward_s, result.backward_s)
-            self.am.log(loss=result.loss)
-        if config.clip_norm is not None and not emulated:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        self.am.split(result.forward_s, result.backward_s, emulated=emulated)
+        self.am.log(loss=result.loss)
+        if self.config.clip_norm is not None and not emulated:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         rate = self.schedule.lr(epochs_done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -184,9 +176,9 @@ class _Training:
     def _evaluate(self, epoch: int) -> None:
         """Worker 0 evaluates the global model, outside the timed step; the others go on."""
         if self.am.rank() == 0 and not self.config.emulate_compute:
-            with self.am.global_parameters(self.model):
+            with self.am.global_parameters(self.model) as info:
                 result = evaluate(self.model, self.test, self.place)
-            self.am.log_evaluation(epoch, *result)
+            self.am.log_evaluation(epoch, *result, info)
 
     def _conclude(self) -> None:
         """Evaluate and save the final global model, say how the run went."""
@@ -219,12 +211,19 @@ class _Training:
         )
 
 
-def _load(config: RunConfig) -> tuple[DataBundle, nn.Module]:
-    data = load_dataset(config.dataset, config.data_dir, config.seed)
+def _try_data(config: RunConfig) -> tuple[DataBundle | None, Exception | None]:
+    """The data, or why there is none: on a server's host it may be missing, and is not needed."""
+    try:
+        return load_dataset(config.dataset, config.data_dir, config.seed), None
+    except Exception as error:  # raised by the caller, on workers
+        return None, error
+
+
+def _build_model(config: RunConfig, data: DataBundle) -> nn.Module:
     model = build_model(config.model, data.input_shape, data.num_classes, config.seed)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"--model {config.model}: has no trainable parameters; nothing to train")
-    return data, model
+    return model
 
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,9 +1,9 @@
 """Which samples a worker trains on.
 
-Every epoch has a permutation of its own, the same on all workers.  Worker i begins with block i of it.
-Where an epoch ends only when all workers together have consumed the data set, a fast worker that is
-through with its block goes on with the others' blocks, each from its end, so that it takes first what a
-slow worker would reach last.
+Every epoch has a permutation of its own, the same on all workers.  Worker i begins with block i
+of it. Where an epoch ends only when all workers together have consumed the data set, a fast
+worker that is through with its block goes on with the others' blocks, each from its end, so that
+it takes first what a slow worker would reach last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ __all__ = ["PartitionSampler", "worker_order"]
 
 
 def worker_order(
-    length: int, worker: int, num_workers: int, epoch: int, seed: int, *, shuffle: bool, shared: bool
+    length: int,
+    worker: int,
+    num_workers: int,
+    epoch: int,
+    seed: int,
+    *,
+    shuffle: bool,
+    shared: bool,
 ) -> np.ndarray:
     """Indices of the samples for one worker and epoch, in order.
 

@@ -18,7 +18,7 @@ from aladdin_mpi.core import jit, kernels
 pytestmark = pytest.mark.timeout(120)
 
 examples = settings(deadline=None, derandomize=True, max_examples=30)
-SIZES = st.sampled_from([0, 1, 2, 7, 8, 31, 33, 64, 127, 1000, 4095, 4097, 10_001])
+SIZES = st.sampled_from([0, 1, 2, 7, 8, 31, 33, 64, 127, 1000, 4095, 4097, 8193, 13_001])
 OFFSETS = st.integers(0, 5)  # of a view: SIMD loads that are not aligned to 16, 32 or 64 bytes
 SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = st.sampled_from([np.float32, np.float64])

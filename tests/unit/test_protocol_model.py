@@ -41,8 +41,8 @@ def run(command: list[str], folder: Path) -> str:
 def check(
     folder: Path,
     *defines: str,
-    build: tuple[str, ...] = ("-DSAFETY",),
-    search: tuple[str, ...] = (),
+    build: tuple[str, ...] = ("-O0", "-DSAFETY"),
+    search: tuple[str, ...] = ("-w20",),
 ) -> str:
     """Check the model and return the report of the search.
 
@@ -53,13 +53,14 @@ def check(
     defines : str
         What is defined in the model.
     build, search : tuple of str
-        Options of the compiler and of the checker: what kind of search it is.
+        Options of the compiler and of the checker: what kind of search it is. Most searches are
+        short beside an optimizing compilation.
     """
     require.program("spin", "cc")
     said = run(["spin", "-a", *[f"-D{name}" for name in defines], str(MODEL)], folder)
     assert "Error" not in said, said
     memory = f"-DMEMLIM={MAX_MEMORY_MB}"
-    run(["cc", "-O2", "-w", *build, memory, "-o", "pan", "pan.c"], folder)
+    run(["cc", "-w", *build, memory, "-o", "pan", "pan.c"], folder)
     report = run(["./pan", f"-m{MAX_DEPTH}", *search], folder)
     assert "Full statespace search for:" in report, report
     return report
@@ -82,7 +83,7 @@ def assert_holds(report: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_protocol_holds(tmp_path: Path, slots: int) -> None:
-    report = check(tmp_path, f"SLOTS={slots}")
+    report = check(tmp_path, f"SLOTS={slots}", build=("-O2", "-DSAFETY"), search=("-w24",))
     assert_holds(report)
     assert re.search(r"assertion violations\s+\+", report), report
     assert re.search(r"invalid end states\s+\+", report), report
@@ -94,14 +95,16 @@ def test_protocol_holds(tmp_path: Path, slots: int) -> None:
 def test_server_can_always_make_its_next_step(tmp_path: Path) -> None:
     # enabled() in a claim does not go together with partial order reduction.
     report = check(
-        tmp_path, "NO_WAIT_CLAIM", "ITERATIONS=3", build=("-DSAFETY", "-DNOREDUCE"), search=("-w20",)
+        tmp_path, "NO_WAIT_CLAIM", "ITERATIONS=3", build=("-O2", "-DSAFETY", "-DNOREDUCE")
     )
     assert_holds(report)
 
 
 @pytest.mark.timeout(120)
 def test_every_run_ends(tmp_path: Path) -> None:
-    report = check(tmp_path, "ITERATIONS=2", build=("-DNP", "-DNOREDUCE"), search=("-l", "-w20"))
+    report = check(
+        tmp_path, "ITERATIONS=2", build=("-O0", "-DNP", "-DNOREDUCE"), search=("-l", "-w20")
+    )
     assert_holds(report)
     assert re.search(r"non-progress cycles\s+\+", report), report
 
@@ -109,7 +112,7 @@ def test_every_run_ends(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_found(tmp_path: Path, fault: str) -> None:
-    report = check(tmp_path, f"FAULT_{fault}", search=("-w20",))
+    report = check(tmp_path, f"FAULT_{fault}")
     assert num_errors(report) >= 1, report
     assert FAULTS[fault] in report, report
 
@@ -120,8 +123,7 @@ def test_waiting_server_is_found_where_it_waits(tmp_path: Path) -> None:
         tmp_path,
         "NO_WAIT_CLAIM",
         "FAULT_SERVER_FLUSH",
-        build=("-DSAFETY", "-DNOREDUCE"),
-        search=("-w20",),
+        build=("-O0", "-DSAFETY", "-DNOREDUCE"),
     )
     assert num_errors(report) >= 1, report
     assert "end_poll" in report, report

@@ -1,6 +1,6 @@
 """What logging costs a training: one row, and the share of a step.
 
-    python bench/logging.py --rounds 9 --csv logging.csv
+    python bench/recording.py --rounds 9 --csv recording.csv
 
 Steps of 50 ms and 5 ms of real computing run with logging on and off in turn; medians over the
 rounds.  Compare figures of one run only.  On a busy machine the difference of two loops is noise;
@@ -19,15 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
-# or this file would be taken for the standard library's `logging`
+import click
+import numpy as np
 
-import click  # noqa: E402
-import numpy as np  # noqa: E402
-
-from aladdin_mpi.record import schema  # noqa: E402
-from aladdin_mpi.record.hdf5 import RankFile, rank_path  # noqa: E402
-from aladdin_mpi.record.recorder import NullRecorder, Recorder  # noqa: E402
+from aladdin_mpi.record import schema
+from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.recorder import NullRecorder, Recorder
 
 STEP = (5, 0, 1, 1234.5, *[0.1] * 9, 2.3, 0.01, 64, 0, 1, 3, 0)
 SEND = (5, 0, 1234.5, 0.1, 0.1, 0.1, 1 << 20, 1, 64, 1, 3, 99)

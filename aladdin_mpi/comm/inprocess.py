@@ -1,0 +1,232 @@
+"""The links of ``sender`` and ``receiver`` within one process, for tests.
+
+Workers and server may be threads, or take turns in one thread: no call waits except those that must
+(``fetch``, ``close``, ``wait_change``).  ``arrives`` decides, message by message, whether it has
+arrived yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Event, Lock
+
+import numpy as np
+
+from aladdin_mpi.comm.mailbox import Arrival
+from aladdin_mpi.core import kernels
+from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.messages import (
+    ChannelSpec,
+    Notice,
+    Phase,
+    Push,
+    Reply,
+    Request,
+    RequestKind,
+    SendTimes,
+)
+
+__all__ = ["InProcess"]
+
+
+class InProcess:
+    """A world of ``num_workers`` workers and a server.
+
+    Parameters
+    ----------
+    slots : int
+        Pushes that a worker may have on its way.
+    arrives : callable
+        ``arrives(kind, worker) -> bool`` for the message at the head of a queue; ``kind`` is
+        ``push``, ``notice`` or ``reply``.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        slots: int = 2,
+        arrives: Callable[[str, int], bool] = lambda kind, worker: True,
+    ) -> None:
+        self.num_workers, self.slots, self.arrives = num_workers, slots, arrives
+        self.lock = Lock()
+        self.requests: deque[Request] = deque()
+        self.specs: list[tuple[ChannelSpec, Frame, Event]] = []
+        self.workers = [_WorkerLink(self, index) for index in range(num_workers)]
+        self.server = _ServerLink(self)
+
+
+class _Incoming:
+    def __init__(self, frame: Frame) -> None:
+        self.header, self.vector = frame.read_reply(), frame.params
+        self.finite = not kernels.count_nonfinite(frame.params)
+
+    def release(self) -> None:
+        """The frame was a copy of its own."""
+
+
+class _WorkerChannel:
+    def __init__(self, link: _WorkerLink, index: int, layout: FrameLayout) -> None:
+        self.index, self.layout, self.slots = index, layout, link.world.slots
+        self.acknowledged = 0
+        self.last_notice: Notice | None = None
+        self.send_time_s = 0.0
+        self.on_sent: Callable[[SendTimes, Notice], None] = lambda times, notice: None
+        self.transit: deque[int] = deque()
+        self.frames = [layout.new_frame() for _ in range(self.slots)]
+        self.replies: deque[Frame] = deque()
+        self.copies: deque[Frame] = deque()
+        self._link, self._handed = link, 0
+
+    def in_flight(self) -> int:
+        self._link.deliver()
+        return self._handed - self.acknowledged
+
+    def next_frame(self) -> Frame:
+        return self.frames[(self._handed + 1) % self.slots]
+
+    @property
+    def next_sequence(self) -> int:
+        return self._handed + 1
+
+    def submit(self, push: Push) -> None:
+        self.next_frame().write_push(push)
+        self._handed = push.sequence
+        self.transit.append(push.sequence)
+
+    def take_reply(self) -> _Incoming | None:
+        world = self._link.world
+        if self.replies and world.arrives("reply", self._link.worker):
+            return _Incoming(self.replies.popleft())
+        return None
+
+    def wait_change(self, timeout_s: float) -> None:
+        time.sleep(1e-4)
+
+    def fetch(self) -> Frame:
+        self._link.ask(RequestKind.FETCH, self.index)
+        return self.wait_copy()
+
+    def wait_copy(self) -> Frame:
+        while not self.copies:
+            time.sleep(1e-4)
+        return self.copies.popleft()
+
+
+class _WorkerLink:
+    def __init__(self, world: InProcess, worker: int) -> None:
+        self.world, self.worker = world, worker
+        self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, False)
+        self.notices: deque[Notice] = deque()
+        self.last_heard_s = self.phase_since = time.monotonic()
+        self.phase, self.steps = Phase.START, 0
+        self.channels: list[_WorkerChannel] = []
+
+    def ask(self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()) -> None:
+        request = Request(kind, self.worker, self.phase, 0.0, self.steps, channel, values)
+        self.world.requests.append(request)
+
+    def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
+        self.ask(kind, values=values)
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        raise NotImplementedError("threads in one process have nothing to agree on")
+
+    def deliver(self) -> None:
+        """Take in the notices that have arrived."""
+        while self.notices and self.world.arrives("notice", self.worker):
+            self.notice = notice = self.notices.popleft()
+            if notice.sequence:
+                channel = self.channels[notice.channel]
+                channel.acknowledged, channel.last_notice = notice.sequence, notice
+                channel.on_sent(SendTimes(0.0, 0.0, 0.0, 0.0, channel.layout.frame_bytes), notice)
+
+    def open_channel(
+        self, spec: ChannelSpec, initial: Callable[[Frame], None]
+    ) -> tuple[_WorkerChannel, Frame]:
+        layout = FrameLayout(spec.size, spec.floats, spec.counts)
+        index = len(self.channels)
+        channel = _WorkerChannel(self, index, layout)
+        self.channels.append(channel)
+        with self.world.lock:
+            if len(self.world.specs) == index:
+                self.world.specs.append((spec, layout.new_frame(), Event()))
+        _, first, filled = self.world.specs[index]
+        if self.worker == 0:
+            initial(first)
+            filled.set()
+        filled.wait()
+        self.ask(RequestKind.REGISTER, index)
+        return channel, first
+
+    def close(self, at_end: Callable[[], None]) -> list[Frame]:
+        self.ask(RequestKind.BYE)
+        return [channel.wait_copy() for channel in self.channels]
+
+
+class _ServerChannel:
+    def __init__(self, world: InProcess, index: int) -> None:
+        self.world, self.index, self.slots = world, index, world.slots
+        self.spec, first, _ = world.specs[index]
+        self.layout = FrameLayout(self.spec.size, self.spec.floats, self.spec.counts)
+        self.initial = self.layout.new_frame()
+        np.copyto(self.initial.raw, first.raw)
+
+    def _ends(self) -> list[_WorkerChannel]:
+        return [link.channels[self.index] for link in self.world.workers]
+
+    def arrivals(self) -> list[Arrival]:
+        found = []
+        for worker, end in enumerate(self._ends()):
+            while end.transit and self.world.arrives("push", worker):
+                sequence = end.transit.popleft()
+                frame = end.frames[sequence % end.slots]
+                assert frame.intact(sequence)
+                found.append(Arrival(worker, sequence, frame))
+        return found
+
+    def reply_frame(self, worker: int) -> Frame | None:
+        self._reply = self.layout.new_frame()
+        return None if self._ends()[worker].replies else self._reply
+
+    def copy_frame(self, worker: int) -> Frame:
+        self._copy = self.layout.new_frame()
+        return self._copy
+
+    def send_reply(self, worker: int, reply: Reply) -> None:
+        self._reply.write_reply(reply)
+        self._ends()[worker].replies.append(self._reply)
+
+    def send_copy(self, worker: int, reply: Reply) -> None:
+        self._copy.write_reply(reply)
+        self._ends()[worker].copies.append(self._copy)
+
+    def reply_done(self, worker: int) -> bool:
+        return not self._ends()[worker].replies
+
+
+class _ServerLink:
+    def __init__(self, world: InProcess) -> None:
+        self.world = world
+        self.opened = 0
+
+    def progress(self) -> bool:
+        return True
+
+    def requests(self) -> list[Request]:
+        waiting = self.world.requests
+        return [waiting.popleft() for _ in range(len(waiting))]
+
+    def notify(self, worker: int, notice: Notice) -> None:
+        self.world.workers[worker].notices.append(notice)
+
+    def may_beat(self, worker: int) -> bool:
+        return not self.world.workers[worker].notices
+
+    def open_channel(self) -> _ServerChannel:
+        self.opened += 1
+        return _ServerChannel(self.world, self.opened - 1)
+
+    def close(self) -> None:
+        """Nothing is under way."""
