@@ -207,6 +207,7 @@ class Suite:
             argv = [python, "-m", "pytest", str(folder), "-q", f"--junitxml={report}"]
             argv += ["-o", "junit_family=xunit1", "-p", "no:cacheprovider"]
             if ranks:
+                argv.append("--color=no")  # Open MPI gives its ranks a terminal
                 argv = [python, str(ROOT / "tests" / "launching.py"), "-n", str(ranks), *argv]
             status, why = self.command(stage, argv, self.variables(mpi))
             if report.exists():

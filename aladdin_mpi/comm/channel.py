@@ -27,13 +27,13 @@ def tags(channel: int) -> tuple[int, int]:
 class Opening(NamedTuple):
     """What came out of :func:`agree`."""
 
-    comm: MPI.Comm
+    comm: MPI.Intracomm
     spec: ChannelSpec
     layout: FrameLayout
     slots: int
 
 
-def agree(world: MPI.Comm, server: int, spec: ChannelSpec | None) -> Opening:
+def agree(world: MPI.Intracomm, server: int, spec: ChannelSpec | None) -> Opening:
     """Compare the specifications of all workers with worker 0's.  Collective over ``world``.
 
     Raises
@@ -95,7 +95,7 @@ def _difference(specs: list[ChannelSpec]) -> str:
     return ""
 
 
-def _shortage(comm: MPI.Comm, nbytes: int) -> str:
+def _shortage(comm: MPI.Intracomm, nbytes: int) -> str:
     """One line where /dev/shm is too small for the window; a full one would kill the job
     (SIGBUS).
     """

@@ -7,6 +7,7 @@ posted before the message comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -34,10 +35,8 @@ def pack_request(out: np.ndarray, request: Request) -> None:
 
 def unpack_request(record: np.void) -> Request:
     """Read a request from a record."""
-    kind, worker, phase, phase_s, steps, channel, values = record.item()
-    return Request(
-        RequestKind(kind), worker, phase, phase_s, steps, channel, tuple(values.tolist())
-    )
+    fields: Any = record.item()
+    return Request._make((RequestKind(fields[0]), *fields[1:-1], tuple(fields[-1].tolist())))
 
 
 def pack_notice(out: np.ndarray, notice: Notice) -> None:
@@ -47,8 +46,8 @@ def pack_notice(out: np.ndarray, notice: Notice) -> None:
 
 def unpack_notice(record: np.void) -> Notice:
     """Read a notice from a record."""
-    values = record.item()
-    return Notice(*values[:-1], stop=bool(values[-1]))
+    fields: Any = record.item()
+    return Notice._make((*fields[:-1], bool(fields[-1])))
 
 
 class SmallSender:

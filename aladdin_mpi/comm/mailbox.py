@@ -20,7 +20,7 @@ stopped; so only a worker's communication thread sends.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -51,7 +51,9 @@ class Arrival(NamedTuple):
 class _Windows:
     """The two windows of a mailbox: frames and words, memory on the server only.  Collective."""
 
-    def __init__(self, comm: MPI.Comm, server: int, frames_bytes: int, words_bytes: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, server: int, frames_bytes: int, words_bytes: int
+    ) -> None:
         here = comm.rank == server
         info = MPI.Info.Create()
         info.Set("accumulate_ordering", "none")
@@ -87,13 +89,16 @@ class Inbox:
         Messages that an origin may have under way.
     """
 
-    def __init__(self, comm: MPI.Comm, origins: list[int], layout: FrameLayout, slots: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, origins: list[int], layout: FrameLayout, slots: int
+    ) -> None:
         self.layout = layout
         count = len(origins) * slots
         self._windows = _Windows(comm, comm.rank, count * layout.frame_bytes, count * ALIGN)
-        raw = np.frombuffer(self._windows.frames, np.uint8)
+        memory: Any = self._windows
+        raw = np.frombuffer(memory.frames, np.uint8)
         raw.fill(0)  # first touch, before the first Put
-        words = np.frombuffer(self._windows.words, np.int64)
+        words = np.frombuffer(memory.words, np.int64)
         words.fill(0)
         self._windows.words.Sync()
         self._words = words.reshape(len(origins), slots, ALIGN // 8)[:, :, 0]
@@ -154,7 +159,7 @@ class Outbox:
     """
 
     def __init__(
-        self, comm: MPI.Comm, server: int, index: int, layout: FrameLayout, slots: int
+        self, comm: MPI.Intracomm, server: int, index: int, layout: FrameLayout, slots: int
     ) -> None:
         self._windows = _Windows(comm, server, 0, 0)
         self._server = server

@@ -121,13 +121,13 @@ class ServerLink:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    comm : MPI.Intracomm
         Servers and workers; a communicator of the link's own.
     workers : list of int
         Ranks of the workers, in order.
     """
 
-    def __init__(self, comm: MPI.Comm, workers: list[int]) -> None:
+    def __init__(self, comm: MPI.Intracomm, workers: list[int]) -> None:
         self.comm, self.workers = comm, workers
         self.channels: list[ServerChannel] = []
         self._notices = SmallSender(comm, TAG_NOTICE, NOTICE)

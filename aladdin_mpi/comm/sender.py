@@ -217,7 +217,7 @@ class WorkerLink:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    comm : MPI.Intracomm
         Servers and workers; a communicator of the link's own.
     server : int
         The server's rank.
@@ -225,7 +225,7 @@ class WorkerLink:
         This worker's index.
     on_failure : callable
         Called with an exception that ended the communication thread; must end the job.
-    among_workers : MPI.Comm
+    among_workers : MPI.Intracomm
         The workers alone.
 
     Attributes
@@ -240,12 +240,12 @@ class WorkerLink:
 
     def __init__(
         self,
-        comm: MPI.Comm,
+        comm: MPI.Intracomm,
         server: int,
         worker: int,
         num_workers: int,
         on_failure: Callable[[BaseException], None],
-        among_workers: MPI.Comm,
+        among_workers: MPI.Intracomm,
     ) -> None:
         self._among_workers = among_workers
         self._exchanges: list[tuple[MPI.Request, threading.Event]] = []

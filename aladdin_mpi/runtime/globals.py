@@ -28,7 +28,7 @@ PIECE = 1 << 20
 class Pass(NamedTuple):
     """One pass over the global vector: how many pushes it merged, [s], payload [bytes]."""
 
-    count: int
+    merged: int
     merge_s: float
     nbytes: int
     version: int

@@ -166,12 +166,19 @@ def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
     versions = {name: metadata.version(name) for name in names}
     versions |= {"python": platform.python_version(), "mpi": library, "aladdin_mpi": __version__}
     attributes = {
-        "rank": roles.rank, "world_size": roles.size, "worker": roles.worker,
-        "run": job.folder.name, "num_workers": len(roles.workers), "role": "server" if server else "worker",
-        "device": device, "config": settings.config_text or settings.description,
-        "versions": json.dumps(versions), "commit": _commit(), "clock_offset_s": job.offset[0],
+        "rank": roles.rank,
+        "world_size": roles.size,
+        "role": "server" if server else "worker",
+        "worker": roles.worker,
+        "num_workers": len(roles.workers),
+        "run": job.folder.name,
+        "device": device,
+        "config": settings.config_text or settings.description,
+        "versions": json.dumps(versions),
+        "commit": _commit(),
+        "clock_offset_s": job.offset[0],
         "clock_error_s": job.offset[1],
-    }  # fmt: skip
+    }
     return Recorder(RankFile(rank_path(job.folder, roles.rank), attributes))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aladdin_mpi.core.port import Incoming
@@ -55,7 +55,7 @@ class ServerEnd(Protocol):
     layout: FrameLayout
     initial: Frame
 
-    def arrivals(self) -> list[ArrivalLike]: ...
+    def arrivals(self) -> Sequence[ArrivalLike]: ...
     def reply_frame(self, worker: int) -> Frame | None: ...
     def copy_frame(self, worker: int) -> Frame | None: ...
     def send_reply(self, worker: int, reply: Reply) -> None: ...

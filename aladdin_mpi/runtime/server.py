@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.errors import NonFiniteError
 from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind
-from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.record.schema import EventKind, Row
 from aladdin_mpi.runtime.globals import GlobalModel
 from aladdin_mpi.runtime.links import Recording, ServerEnd, ServerLinkLike
 from aladdin_mpi.runtime.progress import Progress
@@ -48,7 +48,7 @@ class _Channel:
         self.numbers = [0] * num_workers
         self.owed: dict[int, float] = {}  # worker -> α
         self.copies: list[int] = []  # workers that asked for a copy
-        self.sent: dict[int, tuple[float, tuple[object, ...]]] = {}  # replies under way
+        self.sent: dict[int, tuple[float, Row]] = {}  # replies under way
 
 
 class ServerLoop:
