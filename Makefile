@@ -45,7 +45,7 @@ python:
 
 demo: python
 	@"$(PYTHON)" .ci/environment.py --mpi $(MPI) $(ENVIRONMENT_OPTIONS)
-	@$(VENV)/bin/python tests/launching.py -n 5 $(VENV)/bin/aladdin-mpi train \
+	@ALADDIN_MPI=$(MPI) $(VENV)/bin/python tests/launching.py -n 5 $(VENV)/bin/aladdin-mpi train \
 	  --dataset digits --model mlp --algorithm aladdin \
 	  --epochs 20 --batch-size 16 --lr 0.1 --momentum 0.9 \
 	  --out "runs/demo-$$(date +%Y%m%d-%H%M%S)"

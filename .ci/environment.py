@@ -93,6 +93,7 @@ class Environment:
         self.path = ROOT / f".venv-{mpi}"
         self.python = self.path / "bin" / "python"
         self.stamp = self.path / "aladdin-stamp.json"
+        self.mpi = mpi
         self.extras = sorted({mpi, *extras})
         self.torch = torch
         self.torch_index = torch_index
@@ -133,6 +134,9 @@ class Environment:
         extras = extras | set(self.extras)
         say(f"environment: installing aladdin_mpi[{','.join(sorted(extras))}]")
         self.pip("install", "-q", WHEELS_ONLY, "-e", f"{ROOT}[{','.join(sorted(extras))}]")
+        if not (self.path / "bin" / "mpiexec").exists():
+            # An outer environment that lends its torch may hold the same MPI: take our own.
+            self.pip("install", "-q", WHEELS_ONLY, "--ignore-installed", "--no-deps", self.mpi)
         content = {"wanted": wanted, "extras": sorted(extras)}
         self.stamp.write_text(json.dumps(content, indent=1), encoding="utf-8")
         say(f"environment: {self.path.name} ready after {time.monotonic() - start:.0f} s")

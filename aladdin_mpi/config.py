@@ -10,7 +10,7 @@ import difflib
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 from pydantic import (
@@ -185,9 +185,9 @@ class RunConfig(BaseModel):
 
     def to_yaml(self) -> str:
         """All options, also those with their default, as a file that :meth:`from_file` reads."""
-        return cast(
-            str, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        )
+        values = self.model_dump(mode="json")
+        text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return text
 
 
 def read_file(path: Path) -> dict[str, object]:

@@ -38,9 +38,9 @@ FRAME_HEADER = np.dtype(
     {
         "names": [
             "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version",
-            "last", "number", "alpha", "iteration_s", "loss", "rates",
+            "last", "active", "number", "alpha", "iteration_s", "loss", "rates",
         ],
-        "formats": ["i8"] * 9 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
+        "formats": ["i8"] * 10 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
         "itemsize": FRAME_HEADER_BYTES,
     }
 )  # fmt: skip
@@ -74,6 +74,8 @@ class Push(NamedTuple):
         [s] duration of the worker's last iteration.
     loss : float
         The worker's last training loss, NaN when unknown.
+    active : int
+        Workers that were training when its steps were begun, as far as the worker knew.
     """
 
     worker: int
@@ -87,6 +89,7 @@ class Push(NamedTuple):
     rates: tuple[float, ...] = ()
     iteration_s: float = 0.0
     loss: float = float("nan")
+    active: int = 1
 
 
 class Reply(NamedTuple):

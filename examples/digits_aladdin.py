@@ -23,7 +23,7 @@ optimizer = am.DistributedOptimizer(optimizer, model)
 loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=32, shuffle=True)
 loader = am.partition(loader)
 
-for epoch in range(EPOCHS):
+for _ in range(EPOCHS):
     for batch, labels in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(batch), labels)

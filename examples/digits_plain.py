@@ -18,7 +18,7 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=32, shuffle=True)
 
-for epoch in range(EPOCHS):
+for _ in range(EPOCHS):
     for batch, labels in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(batch), labels)

@@ -239,9 +239,13 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) < 3 or argv[0] != "-n" or not argv[1].isdigit():
         print("usage: python tests/launching.py -n N program [arguments]", file=sys.stderr)
         return 2
-    line = command(int(argv[1]), argv[2:])
+    try:
+        line, env = command(int(argv[1]), argv[2:]), environment()
+    except (FileNotFoundError, ValueError) as error:
+        print(f"launching: {error}", file=sys.stderr)
+        return 1
     print("+ mpiexec", *line[1:], flush=True)
-    os.execve(line[0], line, environment())
+    os.execve(line[0], line, env)
 
 
 if __name__ == "__main__":

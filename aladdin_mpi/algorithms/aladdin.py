@@ -59,7 +59,7 @@ class Config:
     coalesce: bool = option(True, "skip a push while others are on their way, else wait")
     lag_compensation: bool | None = option(None, "keep steps made meanwhile [by preset]")
     one_outstanding: bool | None = option(None, "ask only when no reply is due [by preset]")
-    count_leavers: bool = option(True, "n is the number of workers still training")
+    count_leavers: bool = option(True, "n is the number of workers that train, not that started")
     replies: bool = option(True, "send global parameters back at all")
     in_flight: str = option("auto", "pushes on their way at once", ("auto", "1", "2"))
     server_momentum: float = option(0.9, "momentum of the global update (pushed gradients)")
@@ -69,7 +69,7 @@ class Config:
         check(self, "period", self.period >= 1, "must be at least 1")
         check(self, "server_momentum", 0 <= self.server_momentum < 1, "must be in [0, 1)")
         check(self, "server_weight_decay", self.server_weight_decay >= 0, "must not be negative")
-        fill(self, PRESETS[self.preset])
+        fill(self, PRESETS)
 
 
 class Worker(Stateful):
@@ -160,16 +160,16 @@ class Worker(Stateful):
 
 
 class Server(Stateful):
-    STATE = ("active", "merged", "count")
+    STATE = ("merged", "count")
 
     def __init__(self, config: Config, num_workers: int) -> None:
         self.cfg = config
-        self.num_workers = self.active = num_workers
+        self.num_workers = num_workers
         self.merged = 0  # c̃
         self.count = [0] * num_workers  # c_i
 
     def on_push(self, push: Push) -> list[Action]:
-        n = self.active if self.cfg.count_leavers else self.num_workers
+        n = push.active if self.cfg.count_leavers else self.num_workers
         self.merged += push.iterations
         self.count[push.worker] += push.iterations
         c = self.merged
@@ -187,10 +187,6 @@ class Server(Stateful):
             base = n * self.cfg.period if self.cfg.alpha == "n-period" else c
             actions.append(Send(push.worker, 1 - 1 / math.sqrt(base)))
         return actions
-
-    def on_leave(self, worker: int) -> list[Action]:
-        self.active -= 1
-        return []
 
 
 ALGORITHM = Algorithm(

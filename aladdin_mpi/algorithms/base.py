@@ -91,22 +91,24 @@ def check(config: object, name: str, condition: bool, allowed: str) -> None:
         raise ConfigError(f"{flag(name)} {getattr(config, name)}: {allowed}")
 
 
-def fill(config: object, preset: dict[str, Any]) -> None:
-    """Complete a frozen configuration in its ``__post_init__``: fields that are None take the
-    preset's
-    value, and every field with choices is checked against them."""
-    for spec in fields(config):  # type: ignore[arg-type]
-        if getattr(config, spec.name) is None:
-            object.__setattr__(config, spec.name, preset[spec.name])
-        choices = spec.metadata.get("choices")
-        if choices:
-            given = getattr(config, spec.name)
+def fill(config: Any, presets: dict[str, dict[str, Any]]) -> None:
+    """Complete a frozen configuration in its ``__post_init__``.
+
+    Every field with choices is checked against them; then those that are None take the value of
+    the preset that ``config.preset`` names.
+    """
+    for spec in fields(config):
+        given, choices = getattr(config, spec.name), spec.metadata.get("choices")
+        if choices and given is not None:
             check(config, spec.name, given in choices, "choose from " + ", ".join(choices))
+    for name, value in presets[config.preset].items():
+        if getattr(config, name) is None:
+            object.__setattr__(config, name, value)
 
 
 class Stateful:
-    """What most halves share: a state of the attributes named in ``STATE``, nothing before
-    forward.
+    """What most halves share: a state of the attributes named in ``STATE``, and nothing to do before
+    a forward pass or when a worker leaves.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
@@ -120,6 +122,10 @@ class Stateful:
 
     def before_forward(self, params: FlatParams) -> None:
         """The gradient is taken at the local parameters as they are."""
+
+    def on_leave(self, worker: int) -> list[Action]:
+        """Nobody waits for a worker that has left."""
+        return []
 
 
 @dataclass(frozen=True)

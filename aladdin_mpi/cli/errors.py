@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from aladdin_mpi.config import HostError
 from aladdin_mpi.errors import AladdinError, launch_rank
 
 __all__ = ["USER_ERROR", "launcher_value", "run", "single_host"]
@@ -59,6 +58,8 @@ def run(command: Callable[[], object]) -> None:
     except AladdinError as error:
         if _mpi_is_running():
             raise
+        from aladdin_mpi.config import HostError  # pydantic would slow every --help down
+
         _leave(str(error), isinstance(error, HostError))
 
 

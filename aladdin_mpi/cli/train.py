@@ -116,9 +116,10 @@ def _run(config_file: str | None, **flags: object) -> None:
     config = RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
     options = configure(config.algorithm, config.algorithm_options)
     check(config)
-    if single_host():  # on several hosts the ranks could disagree, and some would wait for ever
+    one_host = single_host()
+    if one_host:  # on several the ranks could disagree, and some would wait for ever
         check_out(config.out)
-    run(config, options)
+    run(config, options, one_host)
 
 
 train = TrainCommand(

@@ -74,7 +74,6 @@ class GlobalModel:
     ) -> None:
         self.frame, self.rules, self.version = initial, rules, 0
         self.last_merged = [0] * num_workers
-        self.active = num_workers
         self._ranges = spec.ranges
         self._num_rates = 1 + max(group for _, _, group in spec.ranges)
         self._between = between
@@ -120,11 +119,10 @@ class GlobalModel:
                         target = action.target
                     waiting.append((frame.params, action.weight))
             if not bad:
-                kernels.merge_buffers(self.frame.floats, frame.floats, 1 / self.active)
+                kernels.merge_buffers(self.frame.floats, frame.floats, 1 / push.active)
                 kernels.max_counters(self.frame.counts, frame.counts)
             self.last_merged[push.worker] = push.sequence
             if push.last:
-                self.active -= 1
                 for action in self.rules.on_leave(push.worker):
                     assert isinstance(action, Send), "a leaver brings no payload"
                     sends[action.worker] = action.alpha

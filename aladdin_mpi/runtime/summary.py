@@ -121,7 +121,7 @@ def print_summary(
     summary = summarize(run_folder)
     accuracy = summary.accuracy if accuracy is None else accuracy
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column()
+    table.add_column(min_width=13)
     table.add_column(overflow="fold")
     if not math.isnan(accuracy):
         table.add_row("test accuracy", f"{accuracy:.4f}")

@@ -57,7 +57,7 @@ def derive_seed(seed: int, *path: int) -> int:
     return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def train(config: RunConfig, options: Any) -> None:
+def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
     """Train as configured; called on every rank, of which a server does not come back from it.
 
     Parameters
@@ -65,6 +65,8 @@ def train(config: RunConfig, options: Any) -> None:
     config : RunConfig
     options : dataclass
         The algorithm's configuration.
+    one_host : bool
+        All ranks see the same files, and find the same mistake in the data before MPI is started.
 
     Raises
     ------
@@ -74,6 +76,8 @@ def train(config: RunConfig, options: Any) -> None:
     from aladdin_mpi.runtime import session as am
 
     data, problem = _try_data(config)  # before, because the progress bar needs its length
+    if one_host and isinstance(problem, AladdinError):
+        raise problem
     chosen = dataclasses.asdict(options)
     am.init(
         config.algorithm,

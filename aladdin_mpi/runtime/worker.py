@@ -111,6 +111,7 @@ class WorkerPort:
         self.sent_iterations = 0
         self.coalesced = False
         self.iteration_mean_s = 0.0
+        self._active = num_workers  # when the steps that are not pushed yet were begun
         self._meta: dict[int, tuple[int, int, bool, int]] = {}
         end.on_sent = self._sent
 
@@ -137,8 +138,9 @@ class WorkerPort:
         clock, sequence = self._clock, self._end.next_sequence
         push = Push(
             self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
-            iteration_s=self.iteration_mean_s, loss=clock.loss, **header,  # type: ignore[arg-type]
+            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active, **header,  # type: ignore[arg-type]
         )  # fmt: skip
+        self._active = self._link.notice.active
         self._meta[sequence] = (iterations, clock.samples, push.wants_reply, push.version)
         clock.samples = 0
         self.sent_iterations = iterations

@@ -52,6 +52,7 @@ def test_stamp_decides_whether_anything_is_to_be_done(
         done.append("create")
         environment.python.parent.mkdir(parents=True, exist_ok=True)
         environment.python.touch()
+        (environment.path / "bin" / "mpiexec").touch()
 
     monkeypatch.setattr(environment, "create", create)
     monkeypatch.setattr(environment, "install_torch", lambda: done.append("torch"))

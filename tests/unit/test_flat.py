@@ -143,7 +143,7 @@ def test_frame_parts_do_not_overlap_and_headers_come_back():
     frame.params.fill(1.0)
     frame.floats.fill(2.0)
     frame.counts.fill(3)
-    push = Push(2, 9, 4, 64, 3, True, 17, False, (0.5, 0.25), 0.125, 1.5)
+    push = Push(2, 9, 4, 64, 3, True, 17, False, (0.5, 0.25), 0.125, 1.5, 2)
     frame.write_push(push)
     assert frame.read_push(2) == push
     assert frame.intact(9)
