@@ -11,22 +11,17 @@ Server, at every push (Algorithm 2)::
     c̃ ← c̃ + 1,  c_i ← c_i + 1,  g̃ ← g̃ + g_i
     if c_i ≥ π:  x̃ ← x̃ − η g̃/c̃,  reply (x̃, α) to worker i,  g̃, c̃, c_i ← 0
 
-``preset="paper"`` is that, with the average before the update and no gradient dropped (the
-printed lines have both the other way round), and momentum, which they do not place, in both
-updates.  The default differs in five points, each an option:
+``preset="paper"`` is that; printed, the average comes after the update and the gradient that makes
+c_i reach π is dropped.  The default differs in five points, each an option:
 
-1. ``push="update"``: Δ_i = x_i − r_i, r_i ← x_i is pushed, and merged as x̃ ← x̃ + Δ_i/n: x̃
-   moves as the mean of the workers' own steps, for any optimizer.
-2. ``coalesce``: while pushes are on their way the next is skipped; its step travels with a later
-   one.
-3. ``lag_compensation``: x_i ← x_i + α (x̃ − s_i), s_i the parameters at the worker's last push
-   that x̃ contains; r_i moves along, so that a mix is never pushed.
-4. ``one_outstanding``: no reply is asked for while one is due, so that no correction is applied
-   twice.
-5. ``count_leavers``: n is the number of workers still training.
+1. ``push="update"``: Δ_i = x_i − r_i, r_i ← x_i is pushed; x̃ ← x̃ + Δ_i/n moves as the mean step.
+2. ``coalesce``: while pushes are on their way the next is skipped; a later one carries its step.
+3. ``lag_compensation``: x_i ← x_i + α (x̃ − s_i), s_i the parameters at the last push that x̃
+   contains; r_i moves along, so that a mix is never pushed.
+4. ``one_outstanding``: no reply is asked for while one is due: no correction is applied twice.
+5. ``count_leavers``: n is the number of workers that trained when a push's steps were begun.
 
-Y. Ko, K. Choi, H. Jei, D. Lee, S.-W. Kim. ALADDIN: Asymmetric Centralized Training for
-Distributed Deep Learning. CIKM 2021, doi:10.1145/3459637.3482412.
+Ko et al.: ALADDIN: Asymmetric Centralized Training …, CIKM 2021, doi:10.1145/3459637.3482412.
 """
 
 from __future__ import annotations
@@ -35,13 +30,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, check, fill, option
-from aladdin_mpi.algorithms.pending import Pending, PendingGradients, PendingUpdate
+from aladdin_mpi.algorithms.pending import PendingGradients, PendingUpdate
+from aladdin_mpi.algorithms.replies import Replies
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Incoming, Port
-from aladdin_mpi.core.snapshots import Snapshots
+from aladdin_mpi.core.port import Port
 from aladdin_mpi.messages import Action, Apply, Merge, Push, Send
 
 PRESETS = {
@@ -73,90 +66,51 @@ class Config:
 
 
 class Worker(Stateful):
-    STATE = ("carried", "since_ask", "handled", "version", "sequence")
+    STATE = ("carried",)
 
     def __init__(self, config: Config, params: FlatParams, num_workers: int) -> None:
-        self.cfg = config
-        gradient = config.push == "gradient"
-        self.pending: Pending = PendingGradients(params) if gradient else PendingUpdate(params)
-        self.snapshots = Snapshots(params, 2 if config.lag_compensation and config.replies else 0)
+        self.cfg = cfg = config
+        self.pending = (PendingGradients if cfg.push == "gradient" else PendingUpdate)(params)
+        keep = bool(cfg.lag_compensation and cfg.replies)
+        self.replies = Replies(params, cfg.period, bool(cfg.one_outstanding), keep)
         self.carried = 0  # iterations not pushed yet
-        self.since_ask = 0  # iterations since the push that asked for a reply last
-        self.asked = 0  # that push
-        self.due = False  # its reply was not handled yet
-        self.handled = self.version = self.sequence = 0
 
     def step(
         self, params: FlatParams, local_update: Callable[[], None], port: Port, iteration: int
     ) -> None:
-        with port.span("push_s"):
-            finite = self.pending.collect(params)
-        if not finite:  # g_i is thrown away before it reaches x_i
-            return self._lost(port)
-        local_update()  # x_i ← x_i − η g_i
-        self.carried += 1
-        self.since_ask += 1
-        if self.cfg.push != "none":
-            full = port.send_time_s() > 0.5 * port.iteration_s()  # a queue would only be staleness
-            limit = (1 if full else 2) if self.cfg.in_flight == "auto" else int(self.cfg.in_flight)
+        if self.pending.collect(params, port):
+            local_update()  # x_i ← x_i − η g_i
+            self.carried += 1
+            self.replies.since_ask += 1
+        else:  # g_i is thrown away before it reaches x_i
+            self.carried = port.lost("nonfinite_push")
+        if self.carried and self.cfg.push != "none":
+            limit = port.push_limit(self.cfg.in_flight)
             if not self.cfg.coalesce:
                 port.wait_push(limit)
             self._push(params, port, iteration, limit)
-        while (reply := port.take_reply()) is not None:
-            self._mix(params, port, reply, iteration)
+        self.replies.mix_all(params, self.pending, port, iteration)
 
     def finish(self, params: FlatParams, port: Port) -> None:
         port.wait_push(1)
-        while not self._push(params, port, -1, 1, last=True):
-            pass  # what was not finite has been thrown away: push the rest
-
-    def _lost(self, port: Port) -> None:
-        self.carried = 0
-        port.lost("nonfinite_push", 1)
+        if not self._push(params, port, -1, 1, last=True):  # not finite, and thrown away:
+            self._push(params, port, -1, 1, last=True)  # what is left
 
     def _push(
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False
     ) -> bool:
-        ask = self.cfg.replies and not last and self.since_ask >= self.cfg.period
-        ask = ask and not (self.cfg.one_outstanding and self.due)
-        # a reply names the push that asked for it, or one that was merged together with that
-        keep = self.cfg.lag_compensation and (ask or (self.due and self.sequence == self.asked))
-
-        def write(out: np.ndarray) -> bool:
-            s = self.snapshots.lend() if keep else None
-            return self.pending.write(params, out, s)
-
+        ask = self.cfg.replies and not last and self.replies.wanted()
+        s = self.replies.snapshot(ask)
         sent = port.try_push(
-            write, self.carried, limit=limit, wants_reply=ask, handled=self.handled,
-            version=self.version, last=last,
+            lambda out: self.pending.write(params, out, s), self.carried, limit=limit, last=last,
+            wants_reply=ask, handled=self.replies.handled, version=self.replies.version,
         )  # fmt: skip
         if sent < 0:
-            self._lost(port)
-        if sent <= 0:
-            return False
-        if keep:
-            self.snapshots.keep(sent, iteration)
-        if ask:
-            self.since_ask, self.asked, self.due = 0, sent, True
-        self.sequence, self.carried = sent, 0
-        return True
-
-    def _mix(self, params: FlatParams, port: Port, reply: Incoming, iteration: int) -> None:
-        header = reply.header
-        kept = self.snapshots.take(header.sequence)
-        s, made_at = kept if kept else (None, iteration)
-        if reply.finite:
-            with port.span("mix_s"):  # x_i ← x_i + α (x̃ − s_i), and r_i; printed: s_i = x_i
-                self.pending.mix(params, header.alpha, reply.vector, s)
-            self.version = header.version
-        else:
-            port.lost("nonfinite_reply", 1)
-        port.mixed(header, iteration - made_at, discarded=not reply.finite)
-        self.handled = header.number
-        self.due = self.cfg.one_outstanding is False and header.sequence < self.asked
-        if not self.due:
-            self.snapshots.clear()
-        reply.release()
+            self.carried = port.lost("nonfinite_push")
+        if sent > 0:
+            self.replies.pushed(sent, ask, s is not None, iteration)
+            self.carried = 0
+        return sent > 0
 
 
 class Server(Stateful):
@@ -170,18 +124,17 @@ class Server(Stateful):
 
     def on_push(self, push: Push) -> list[Action]:
         n = push.active if self.cfg.count_leavers else self.num_workers
-        self.merged += push.iterations
         self.count[push.worker] += push.iterations
-        c = self.merged
-        actions: list[Action]
+        self.merged = c = self.merged + push.iterations
+        complete = self.count[push.worker] >= self.cfg.period
         if self.cfg.push == "update":
-            actions = [Merge("global", 1 / n)]  # x̃ ← x̃ + Δ_i/n
+            actions: list[Action] = [Merge("global", 1 / n)]  # x̃ ← x̃ + Δ_i/n
         else:
             actions = [Merge("sum", 1.0)]  # g̃ ← g̃ + g_i
-            if self.count[push.worker] >= self.cfg.period:  # x̃ ← x̃ − η g̃/c̃
-                momentum, decay = self.cfg.server_momentum, self.cfg.server_weight_decay
-                actions.append(Apply(push.rates, 1 / c, momentum, decay))
-        if self.count[push.worker] >= self.cfg.period:
+            if complete:  # x̃ ← x̃ − η g̃/c̃
+                decay = self.cfg.server_weight_decay
+                actions.append(Apply(push.rates, 1 / c, self.cfg.server_momentum, decay))
+        if complete:
             self.merged = self.count[push.worker] = 0
         if push.wants_reply:
             base = n * self.cfg.period if self.cfg.alpha == "n-period" else c
@@ -190,12 +143,7 @@ class Server(Stateful):
 
 
 ALGORITHM = Algorithm(
-    name="aladdin",
-    summary="workers push and go on; the server merges and now and then replies",
-    source="Ko et al., CIKM 2021",
-    topology=Topology.SERVER,
-    config=Config,
-    worker=Worker,
-    server=Server,
+    "aladdin", "workers push and go on; the server merges and now and then replies",
+    "Ko et al., CIKM 2021", Topology.SERVER, Config, Worker, Server,
     traits=frozenset({"equals_sgd_at_one_worker", "keeps_the_mean"}),
-)
+)  # fmt: skip

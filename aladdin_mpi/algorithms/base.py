@@ -107,8 +107,8 @@ def fill(config: Any, presets: dict[str, dict[str, Any]]) -> None:
 
 
 class Stateful:
-    """What most halves share: a state of the attributes named in ``STATE``, and nothing to do before
-    a forward pass or when a worker leaves.
+    """What most halves share: a state of the attributes named in ``STATE``, and nothing to do
+    before a forward pass or when a worker leaves.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()

@@ -11,6 +11,7 @@ import numpy as np
 
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.port import Port
 
 __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
 
@@ -18,7 +19,7 @@ __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
 class Pending(Protocol):
     """What is to be pushed, and how a reply is mixed in without being pushed itself."""
 
-    def collect(self, params: FlatParams) -> bool:
+    def collect(self, params: FlatParams, port: Port) -> bool:
         """Take in this iteration's gradients, before the local update; False if not finite."""
 
     def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
@@ -39,7 +40,7 @@ class PendingUpdate:
         self.r = params.new_vector()
         params.read(self.r)
 
-    def collect(self, params: FlatParams) -> bool:
+    def collect(self, params: FlatParams, port: Port) -> bool:
         return True
 
     def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
@@ -57,12 +58,13 @@ class PendingGradients:
     def __init__(self, params: FlatParams) -> None:
         self.total = params.new_vector()
 
-    def collect(self, params: FlatParams) -> bool:
-        params.add_gradients(self.total)
-        if not kernels.count_nonfinite(self.total):
-            return True
-        self.total.fill(0.0)
-        return False
+    def collect(self, params: FlatParams, port: Port) -> bool:
+        with port.span("push_s"):
+            params.add_gradients(self.total)
+            finite = not kernels.count_nonfinite(self.total)
+            if not finite:
+                self.total.fill(0.0)
+        return finite
 
     def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
         if snapshot is not None:

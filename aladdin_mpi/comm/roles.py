@@ -16,7 +16,7 @@ __all__ = [
     "Roles",
     "abort",
     "agree",
-    "check_launch",
+    "open_world",
     "clock_offset",
     "find_roles",
     "library",
@@ -68,8 +68,10 @@ def library() -> str:
     return MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
 
 
-def check_launch(need: int = 2) -> None:
-    """Stop where the job cannot work: singletons of a wrong launcher, too few ranks, no threads.
+def open_world(need: int = 2) -> MPI.Intracomm:
+    """A communicator of our own over all ranks.  Collective.
+
+    Stops where the job cannot work: singletons of a wrong launcher, too few ranks, no threads.
 
     Raises
     ------
@@ -82,10 +84,8 @@ def check_launch(need: int = 2) -> None:
             if meant > 1:
                 raise _everywhere(
                     f"{launcher} started {meant} processes ({variable}={meant}), but this MPI "
-                    "library "
-                    f"({library()}) sees one: the launcher belongs to another MPI; use the "
-                    "mpiexec of "
-                    "this one, or under Slurm the right --mpi type (srun --mpi=list); "
+                    f"library ({library()}) sees one: the launcher belongs to another MPI; use the "
+                    "mpiexec of this one, or under Slurm the right --mpi type (srun --mpi=list); "
                     "'aladdin-mpi doctor' shows both"
                 )
     if size < need:
@@ -98,6 +98,7 @@ def check_launch(need: int = 2) -> None:
             "MPI was initialized without thread support (MPI_THREAD_SERIALIZED at least): let "
             "mpi4py initialize it, or request MPI_THREAD_MULTIPLE"
         )
+    return MPI.COMM_WORLD.Dup()
 
 
 def _everywhere(message: str) -> LaunchError:

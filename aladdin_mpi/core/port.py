@@ -84,17 +84,19 @@ class Port(Protocol):
     def wait_reply(self) -> Incoming:
         """Wait for a reply; logged as blocked."""
 
-    def send_time_s(self) -> float:
-        """[s] From handing over to acknowledgement, running mean; 0 before the first."""
-
-    def iteration_s(self) -> float:
-        """[s] One iteration of this worker, running mean; 0 before the first."""
+    def push_limit(self, in_flight: str) -> int:
+        """Pushes to allow on their way at once: ``"1"``, ``"2"``, or by ``"auto"`` a second one only
+        while the link is not full, because a queue is nothing but staleness.
+        """
 
     def span(self, column: str) -> AbstractContextManager[None]:
         """Time what happens inside into the log's ``column`` (``mix_s``, say)."""
 
-    def lost(self, kind: str, count: int) -> None:
-        """Note an event that the user must see: ``nonfinite_push`` or ``nonfinite_reply``."""
+    def lost(self, kind: str) -> int:
+        """Note a NaN or infinity that is thrown away, ``nonfinite_push`` or ``nonfinite_reply``.
+
+        Returns 0, the iterations that remain of it; raises where the policy is to stop.
+        """
 
     def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
         """Log that a reply was mixed in, or thrown away."""

@@ -19,7 +19,7 @@ from aladdin_mpi.errors import AladdinError, launch_rank
 __all__ = ["Guard", "guard"]
 
 USER_ERROR, BUG = 2, 1
-_SILENT_WAIT_S = 3.0
+_SILENT_WAIT_S, _OTHERS_WAIT_S = 3.0, 1.5
 
 
 class Guard:
@@ -37,6 +37,7 @@ class Guard:
         self._at_failure: Callable[[], None] = lambda: None
         self._armed = False
         self._installed = False
+        self._first = True
         self._previous = sys.excepthook
 
     def install(self) -> None:
@@ -50,9 +51,12 @@ class Guard:
             )
             atexit.register(self._on_exit)
 
-    def arm(self, who: str, abort: Callable[[int], None]) -> None:
-        """From now on a failure ends the whole job through ``abort(code)``."""
-        self.who, self._abort, self._armed = who, abort, True
+    def arm(self, who: str, abort: Callable[[int], None], first: bool = True) -> None:
+        """From now on a failure ends the whole job through ``abort(code)``.
+
+        A mistake that all workers make is printed by the ``first``, which ends the others.
+        """
+        self.who, self._abort, self._armed, self._first = who, abort, True, first
 
     def before_failing(self, call: Callable[[], None]) -> None:
         """Have ``call()`` save what can be saved first."""
@@ -75,6 +79,8 @@ class Guard:
             if error.silent or (not self._armed and launch_rank() != 0):
                 time.sleep(_SILENT_WAIT_S if self._armed else 0.2)
             else:
+                if not self._first:
+                    time.sleep(_OTHERS_WAIT_S)
                 words = ("aladdin-mpi: error:", self.who, str(error))
                 print(" ".join(word for word in words if word), file=sys.stderr, flush=True)
         elif isinstance(error, KeyboardInterrupt):
@@ -97,8 +103,8 @@ class Guard:
     def _on_exit(self) -> None:
         if self._armed:
             print(
-                f"{self.who} the script ended without aladdin_mpi.finish(): the job ends; call it "
-                "when training is over, on every worker",
+                f"aladdin-mpi: error: {self.who} the script ended without aladdin_mpi.finish(): "
+                "the job ends; call it when training is over, on every worker",
                 file=sys.stderr,
                 flush=True,
             )

@@ -91,15 +91,12 @@ class Job:
 def start(settings: Settings) -> Job:
     """Initialize MPI and everything that a rank needs.  Collective over all ranks."""
     _limit_threads_early(settings)
-    from mpi4py import MPI
-
     from aladdin_mpi.comm import roles as comm_roles
 
-    guard.arm(f"rank {MPI.COMM_WORLD.rank}:", comm_roles.abort)
-    comm_roles.check_launch()
-    comm = MPI.COMM_WORLD.Dup()
+    guard.arm("", comm_roles.abort)
+    comm = comm_roles.open_world()
     roles = comm_roles.find_roles(comm)
-    guard.arm(roles.who, comm_roles.abort)
+    guard.arm(roles.who, comm_roles.abort, first=roles.worker <= 0)
     sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
     _limit_threads(settings, comm_roles.shared_cores(comm))
     comm_roles.one_per_node_first(comm, kernels.warm_up)

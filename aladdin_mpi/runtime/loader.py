@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.messages import Phase
 from aladdin_mpi.runtime.worker import StepClock
 from aladdin_mpi.workload.partition import PartitionSampler
 
@@ -32,6 +37,27 @@ def batch_length(batch: Any) -> int:
             if length := batch_length(part):
                 return length
     return 0
+
+
+def _runs_again() -> bool:
+    """Whether a process that imports the running script, as spawn does, would run it once more."""
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__") != "__main__" or frame.f_code.co_name != "<module>":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    spec = frame.f_globals.get("__spec__")
+    if spec is not None and spec.name.endswith("__main__"):  # python -m package: is not imported
+        return False
+    try:
+        script = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):  # an interactive session
+        return False
+    for statement in script.body:
+        if statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno):
+            guard = isinstance(statement, ast.If) and "'__name__'" in ast.dump(statement.test)
+            return not guard
+    return False
 
 
 class PartitionedLoader:
@@ -56,6 +82,7 @@ class PartitionedLoader:
         self._clock, self._should_stop = clock, should_stop
         self._num_workers, self._shared = num_workers, shared
         self._epoch = 0
+        self._base: int | None = None  # samples of the run before epoch 0 of this loader
         self._sampler = self._make_sampler(loader, worker, num_workers, seed, shared)
         self._loader = loader if self._sampler is None else self._rebuild(loader, self._sampler)
         self._keep_fork_away(self._loader)
@@ -96,8 +123,14 @@ class PartitionedLoader:
             return
         context = loader.multiprocessing_context
         if context is None:
-            loader.multiprocessing_context = "forkserver"
-        elif context.get_start_method() == "fork":
+            loader.multiprocessing_context = context = "forkserver"
+        if (context if isinstance(context, str) else context.get_start_method()) != "fork":
+            if _runs_again():
+                raise ConfigError(
+                    "DataLoader worker processes import the script again, which would start it "
+                    "anew: put its code under if __name__ == '__main__':, or use num_workers=0"
+                )
+        else:
             warnings.warn(
                 "DataLoader workers are forked from a process that has initialized MPI: on "
                 "InfiniBand "
@@ -125,17 +158,20 @@ class PartitionedLoader:
         for part in (self.dataset, self._loader.sampler):
             if part is not sampler and hasattr(part, "set_epoch"):
                 part.set_epoch(self._epoch)
+        if sampler is not None and self._base is None:
+            self._base = clock.seen_samples() - self._epoch * sampler.length
         self._epoch += 1
         clock.fetching()
         batches = iter(self._loader)
         while not self._should_stop():
             shared = sampler is not None and self._shared
-            if shared and clock.seen_samples() >= self._epoch * sampler.length:  # type: ignore[union-attr]
-                return
+            if shared and clock.seen_samples() - self._base >= self._epoch * sampler.length:  # type: ignore[operator, union-attr]
+                break
             clock.fetching()
             try:
                 batch = next(batches)
             except StopIteration:
-                return
+                break
             clock.fetched(batch_length(batch))
             yield batch
+        clock.phase(Phase.COMPUTE)

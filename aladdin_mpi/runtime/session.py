@@ -138,10 +138,11 @@ def init(
     ConfigError, LaunchError
     """
     global _session
-    if multiprocessing.parent_process() is not None:
-        raise ConfigError(
-            "aladdin_mpi.init() was called in a DataLoader worker process, which imports the "
-            "script again: put the script's code under if __name__ == '__main__':"
+    # parent_process() tells only after the script was imported
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(
+            "aladdin-mpi: error: aladdin_mpi.init() was called in a DataLoader worker process, "
+            "which imports the script again: put its code under if __name__ == '__main__':"
         )
     crash.guard.install()
     if _session is not None:

@@ -169,11 +169,10 @@ class WorkerPort:
         self.times["blocked_s"] += time.monotonic() - start
         return reply
 
-    def send_time_s(self) -> float:
-        return self._end.send_time_s
-
-    def iteration_s(self) -> float:
-        return self.iteration_mean_s
+    def push_limit(self, in_flight: str) -> int:
+        if in_flight != "auto":
+            return int(in_flight)
+        return 1 if self._end.send_time_s > 0.5 * self.iteration_mean_s else self.slots
 
     @contextmanager
     def span(self, column: str) -> Iterator[None]:
@@ -181,11 +180,12 @@ class WorkerPort:
         yield
         self.times[column] += time.monotonic() - start
 
-    def lost(self, kind: str, count: int) -> None:
+    def lost(self, kind: str) -> int:
         now = time.monotonic()
         number = int(EventKind[kind.upper()])
         self._recorder.add("events", (now, number, self._link.worker, self._clock.iteration, b""))
         self._on_lost(kind)
+        return 0
 
     def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
         row = (time.monotonic(), self._end.index, reply.number, reply.version, reply.alpha)

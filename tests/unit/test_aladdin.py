@@ -293,10 +293,9 @@ def test_5_a_worker_that_has_left_does_not_count():
 def in_flight_reached(in_flight: str, send_time_s: float) -> int:
     run = Lockstep(1, in_flight=in_flight)
     run.hold = {"push"}
-    port = run.drivers[0][0].port
-    port.send_time_s = lambda: send_time_s  # type: ignore[method-assign]
-    port.iteration_s = lambda: 0.1  # type: ignore[method-assign]
+    driver = run.drivers[0][0]
     for _ in range(4):
+        driver.end.send_time_s, driver.port.iteration_mean_s = send_time_s, 0.1
         run.step(0, 1.0)
     return run.drivers[0][0].end.in_flight()
 
@@ -366,7 +365,9 @@ def test_a_nan_is_caught_at_the_merge(on_nonfinite):
     run.turn()
     assert run.server.tolist() == [0.0, 0.0]
     run.step(0, 1.0)
-    assert run.drivers[0][0].algorithm.handled == 1, "the reply it asked for came all the same"
+    assert run.drivers[0][0].algorithm.replies.handled == 1, (
+        "the reply it asked for came all the same"
+    )
 
 
 # -- buffers ------------------------------------------------------------------------------------------

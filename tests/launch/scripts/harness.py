@@ -1,8 +1,8 @@
 """What the scripts of these tests share: many small trainings in one job, compared afterwards.
 
-A feature is a function that makes a model and an optimizer, trains a few steps, and asserts what one
-worker can see.  It returns the models whose parameters must be equal on all workers at the end, and
-perhaps a check for then.  Every worker writes what it found to ``worker-<index>.json``.
+A feature is a function that makes a model and an optimizer, trains a few steps, and asserts what
+one worker can see.  It returns the models whose parameters must be equal on all workers at the
+end, and perhaps a check for then.  Every worker writes what it found to ``worker-<index>.json``.
 """
 
 from __future__ import annotations
