@@ -91,7 +91,7 @@ class Sender:
         at = layout.trailer_at
         self.numbers = [(r[:8].view(np.int64), r[at : at + 8].view(np.int64)) for r in self.raws]
         self.box = Outbox(comm, SERVER, 0, layout, slots)
-        self.notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [SERVER])
+        self.notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [SERVER], unpack_notice)
 
     def send(self, count: int, in_flight: int) -> None:
         """Send, and return when all is acknowledged."""
@@ -106,8 +106,8 @@ class Sender:
                     number[0] = self.sent
                 self.box.start(self.raws[at], self.sent)
                 self.box.advance()
-            for record in self.notices.poll():
-                self.acknowledged = unpack_notice(record).sequence
+            for notice in self.notices.poll():
+                self.acknowledged = notice.sequence
 
     def free(self) -> None:
         self.notices.cancel()

@@ -6,15 +6,26 @@ posted before the message comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from aladdin_mpi.messages import Notice, Request, RequestKind
 
-__all__ = ["NOTICE", "REQUEST", "SmallReceiver", "SmallSender", "pack_notice", "pack_request"]
+__all__ = [
+    "NOTICE",
+    "REQUEST",
+    "SmallReceiver",
+    "SmallSender",
+    "pack_notice",
+    "pack_request",
+    "unpack_notice",
+    "unpack_request",
+]
+
+T = TypeVar("T")
 
 TAG_REQUEST, TAG_NOTICE = 1, 2
 
@@ -23,7 +34,7 @@ REQUEST = np.dtype(
     [("kind", "i8"), ("worker", "i8"), ("phase", "i8"), ("phase_s", "f8"), ("steps", "i8"),
      ("channel", "i8"), ("values", "f8", (_VALUES,))]
 )  # fmt: skip
-NOTICE = np.dtype([(name, "i8") for name in Notice._fields])
+NOTICE = np.dtype([(n, "?" if n == "stop" else "i8") for n in Notice._fields], align=True)
 
 
 def pack_request(out: np.ndarray, request: Request) -> None:
@@ -33,7 +44,7 @@ def pack_request(out: np.ndarray, request: Request) -> None:
     out[0] = (*request[:-1], values)
 
 
-def unpack_request(record: np.void) -> Request:
+def unpack_request(record: np.ndarray) -> Request:
     """Read a request from a record."""
     fields: Any = record.item()
     return Request._make((RequestKind(fields[0]), *fields[1:-1], tuple(fields[-1].tolist())))
@@ -41,13 +52,13 @@ def unpack_request(record: np.void) -> Request:
 
 def pack_notice(out: np.ndarray, notice: Notice) -> None:
     """Write a notice into a record."""
-    out[0] = tuple(notice)
+    out[0] = notice
 
 
-def unpack_notice(record: np.void) -> Notice:
+def unpack_notice(record: np.ndarray) -> Notice:
     """Read a notice from a record."""
     fields: Any = record.item()
-    return Notice._make((*fields[:-1], bool(fields[-1])))
+    return Notice._make(fields)
 
 
 class SmallSender:
@@ -88,41 +99,56 @@ class SmallSender:
         return not self._pending
 
 
-class SmallReceiver:
-    """Keeps a few receives posted for every source."""
+class SmallReceiver(Generic[T]):
+    """Keeps a few receives posted for every source.
+
+    Parameters
+    ----------
+    sources : sequence of int
+        Ranks of ``comm``.
+    unpack : callable
+        Makes a message of a record, which is used again afterwards.
+    """
 
     DEPTH = 4
 
-    def __init__(self, comm: MPI.Comm, tag: int, dtype: np.dtype, sources: Sequence[int]) -> None:
-        self._comm, self._tag = comm, tag
-        self._slots = [
-            (source, np.zeros(1, dtype)) for source in sources for _ in range(self.DEPTH)
-        ]
-        self._requests = [self._post(source, record) for source, record in self._slots]
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        tag: int,
+        dtype: np.dtype,
+        sources: Sequence[int],
+        unpack: Callable[[np.ndarray], T],
+    ) -> None:
+        self._unpack = unpack
+        self._rings: list[list[tuple[MPI.Prequest, np.ndarray]]] = []
         # receives of one source complete in the order in which they were posted
-        self._turn = {source: 0 for source in sources}
-        self._index = {source: i * self.DEPTH for i, source in enumerate(sources)}
+        self._turns = [0] * len(sources)
+        for source in sources:
+            records = [np.zeros(1, dtype) for _ in range(self.DEPTH)]
+            raws = [record.view(np.uint8) for record in records]
+            requests = [comm.Recv_init((raw, raw.size, MPI.BYTE), source, tag) for raw in raws]
+            for request in requests:
+                request.Start()
+            self._rings.append(list(zip(requests, records, strict=True)))
 
-    def _post(self, source: int, record: np.ndarray) -> MPI.Request:
-        raw = record.view(np.uint8)
-        return self._comm.Irecv((raw, raw.size, MPI.BYTE), source, self._tag)
-
-    def poll(self) -> list[np.void]:
-        """Copies of the records that have arrived, each source's in order."""
+    def poll(self) -> list[T]:
+        """The messages that have arrived, each source's in order."""
         found = []
-        for source, first in self._index.items():
+        for source, ring in enumerate(self._rings):
             while True:
-                at = first + self._turn[source]
-                if not self._requests[at].Test():
+                request, record = ring[self._turns[source]]
+                if not request.Test():
                     break
-                record = self._slots[at][1]
-                found.append(record[0].copy())
-                self._requests[at] = self._post(source, record)
-                self._turn[source] = (self._turn[source] + 1) % self.DEPTH
+                found.append(self._unpack(record))
+                request.Start()
+                self._turns[source] = (self._turns[source] + 1) % self.DEPTH
         return found
 
     def cancel(self) -> None:
         """Withdraw the posted receives."""
-        for request in self._requests:
-            request.Cancel()
-            request.Wait()
+        for ring in self._rings:
+            for request, _ in ring:
+                request.Cancel()
+                request.Wait()
+                request.Free()

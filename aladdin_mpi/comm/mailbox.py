@@ -109,29 +109,24 @@ class Inbox:
         ]
         self._slots = slots
         self._next = [1] * len(origins)
-        self._seen = np.zeros_like(self._words)
         comm.Barrier()  # nobody puts before the words are zero
 
     def poll(self) -> list[Arrival]:
         """All messages that have arrived and were not returned before, each origin's in order."""
         self._windows.words.Sync()
-        if not np.greater(self._words, self._seen).any():
-            return []
         found: list[Arrival] = []
-        for origin, slots in enumerate(self._frames):
-            while True:
-                k = self._next[origin]
-                slot = k % self._slots
-                word = int(self._words[origin, slot])
-                if word != k:
-                    if word > self._seen[origin, slot]:
-                        raise CommunicationError(
-                            f"worker {origin} announced message {word} where {k} was due"
-                        )
-                    break
-                self._seen[origin, slot] = k
-                self._next[origin] = k + 1
-                found.append(Arrival(origin, k, slots[slot]))
+        for origin, words in enumerate(self._words.tolist()):
+            k = self._next[origin]
+            while words[k % self._slots] == k:
+                found.append(Arrival(origin, k, self._frames[origin][k % self._slots]))
+                k += 1
+            if words[k % self._slots] > k:
+                raise CommunicationError(
+                    f"worker {origin} announced message {words[k % self._slots]} where {k} was due"
+                )
+            self._next[origin] = k
+        if not found:
+            return found
         self._windows.frames.Sync()  # after the word, before the frame
         for origin, k, frame in found:
             if not frame.intact(k):
@@ -164,10 +159,13 @@ class Outbox:
         self._windows = _Windows(comm, server, 0, 0)
         self._server = server
         self._slots = slots
-        self._bytes = layout.frame_bytes
-        self._first = index * slots
         self._pieces = pieces(layout.frame_bytes)
+        # where each slot begins, and the word that announces it: what to put, and where
+        ring = range(index * slots, (index + 1) * slots)
+        self._bases = [place * layout.frame_bytes for place in ring]
+        self._places = [(place * ALIGN, 8, MPI.BYTE) for place in ring]
         self._word = np.zeros(1, np.int64)
+        self._announcement = (self._word, 8, MPI.BYTE)
         self._requests: list[MPI.Request] = []
         self._sequence = 0
         comm.Barrier()
@@ -184,7 +182,7 @@ class Outbox:
         """
         assert not self._requests, "one message at a time"
         self._sequence = sequence
-        base = (self._first + sequence % self._slots) * self._bytes
+        base = self._bases[sequence % self._slots]
         self._requests = [
             self._windows.frames.Rput(
                 (raw[a:b], b - a, MPI.BYTE), self._server, (base + a, b - a, MPI.BYTE)
@@ -194,13 +192,13 @@ class Outbox:
 
     def advance(self) -> bool:
         """Push the message started last further; True once it is published."""
-        if not MPI.Request.Testall(self._requests):
+        if not all(request.Test() for request in self._requests):
             return False
         # The order is the protocol: the frame complete at the target, only then the word.
         self._windows.frames.Flush(self._server)
         self._word[0] = self._sequence
-        place = (self._first + self._sequence % self._slots) * ALIGN
-        self._windows.words.Put((self._word, 8, MPI.BYTE), self._server, (place, 8, MPI.BYTE))
+        place = self._places[self._sequence % self._slots]
+        self._windows.words.Put(self._announcement, self._server, place)
         self._windows.words.Flush(self._server)
         self._requests = []
         return True

@@ -131,7 +131,7 @@ class ServerLink:
         self.comm, self.workers = comm, workers
         self.channels: list[ServerChannel] = []
         self._notices = SmallSender(comm, TAG_NOTICE, NOTICE)
-        self._requests = SmallReceiver(comm, TAG_REQUEST, REQUEST, workers)
+        self._requests = SmallReceiver(comm, TAG_REQUEST, REQUEST, workers, unpack_request)
 
     def progress(self) -> bool:
         """Drive MPI and all sends; True when none is on its way."""
@@ -144,7 +144,7 @@ class ServerLink:
 
     def requests(self) -> list[Request]:
         """Small messages that have come in."""
-        return [unpack_request(record) for record in self._requests.poll()]
+        return self._requests.poll()
 
     def notify(self, worker: int, notice: Notice) -> None:
         """Send an acknowledgement or heartbeat."""

@@ -22,7 +22,9 @@ from aladdin_mpi.runtime.progress import Progress
 __all__ = ["ServerLoop"]
 
 _BUSY_S, _ACTIVE_S, _IDLE_S = 0.0002, 0.001, 0.005
+_BURST_S = 0.005
 _BEAT_S = 1.0
+_WORKING = (Phase.DATA, Phase.COMPUTE, Phase.STEP)
 
 
 @dataclass
@@ -138,8 +140,11 @@ class ServerLoop:
         if now - self._second >= 1.0:
             self._each_second(now)
         if not found:
-            recently = now - self._last_active < 1.0
-            time.sleep(_BUSY_S if not sends_idle else _ACTIVE_S if recently else _IDLE_S)
+            quiet = now - self._last_active
+            if not sends_idle or quiet < _BURST_S:
+                time.sleep(_BUSY_S)
+            else:
+                time.sleep(_ACTIVE_S if quiet < 1.0 else _IDLE_S)
 
     def _merge(self, channel: _Channel, frames: list) -> None:
         model = channel.model
@@ -228,7 +233,8 @@ class ServerLoop:
         worker = self._workers[request.worker]
         now = time.monotonic()
         worker.heard, worker.request = now, request
-        if request.steps != worker.steps:
+        working = request.phase in _WORKING
+        if request.steps != worker.steps or not working:
             if worker.steps >= 0 and request.steps > worker.steps:
                 worker.step_s = (now - worker.stepped) / (request.steps - worker.steps)
             worker.steps, worker.stepped = request.steps, now
@@ -293,7 +299,7 @@ class ServerLoop:
         """Name a worker that is silent, or makes no step for much longer than it usually takes."""
         request = worker.request
         silent = now - worker.heard
-        working = request is not None and request.phase in (Phase.DATA, Phase.COMPUTE, Phase.STEP)
+        working = request is not None and request.phase in _WORKING
         still = now - worker.stepped if working else 0.0
         late = max(silent, still if still > max(self._stall_s, 5 * worker.step_s) else 0.0)
         if late >= self._stall_s and not worker.stalled:

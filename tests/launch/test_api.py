@@ -1,7 +1,7 @@
 """The public API in real jobs of a server and two workers.
 
-A script tries many features one after the other in one job, for most of its time goes into the start
-of three processes; here each feature is a test of its own.
+A script tries many features one after the other in one job, for most of its time goes into the
+start of three processes; here each feature is a test of its own.
 """
 
 import json

@@ -241,8 +241,21 @@ def test_digits_are_split_by_class_and_standardised() -> None:
 
 
 def test_digits_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install scikit-learn" in refusal(ConfigError, "digits")
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    bundle = load_dataset("digits", None, 0)
+    x = torch.cat([bundle.train.x, bundle.test.x]).flatten(1).double().numpy()
+    x = (x - x.min()) / (x.max() - x.min()) * 16  # the standardisation undone
+    rows = sorted(map(tuple, x.round().astype(int))), sorted(map(tuple, pixels.astype(int)))
+    assert rows[0] == rows[1]
+    y = torch.cat([bundle.train.y, bundle.test.y])
+    assert y.bincount().tolist() == np.bincount(classes).tolist()
 
 
 def test_synthetic_follows_its_specification() -> None:

@@ -40,7 +40,7 @@ def epoch(processes: int, context: str | None) -> Found:
         optimizer.step()
         seen += indices.tolist()
         makers |= set(made_by.tolist())
-    assert makers == set(range(processes)), makers
+    assert makers <= set(range(processes)), makers  # none if the other worker was much faster
     return Found([model], values={"seen": seen, "batches": len(loader)})
 
 
