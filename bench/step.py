@@ -1,0 +1,136 @@
+"""What ALADDIN adds to a worker's step: pushes on and off in turn, in one run.
+
+    python bench/step.py --rounds 5
+
+Four scenes, each a job of its own kind: 100 ms of *emulated* computing (a sleep) with 4 workers,
+and about 50 ms of real computing (matrix products) with 1 worker beside the server, so that each has
+a core; with 8 MB and with 80 MB of parameters.  Printed: the median step with pushes off and on,
+their ratio per round and its median, the seconds blocked in all, the share of pushes coalesced.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from launching import mpirun
+
+SKIP = 5
+"""Steps at the start that do not count."""
+
+
+def job(
+    out: str, push: str, megabytes: float, emulated_ms: float, real_ms: float, steps: int
+) -> None:
+    """A worker's training: constant gradients, so that a step costs what it costs and no more."""
+    import torch
+
+    import aladdin_mpi as am
+
+    am.init("aladdin", push=push, out=out, progress="off")
+    x = torch.nn.Parameter(torch.zeros(int(megabytes * 1e6 / 4)))
+    x.grad = torch.full_like(x, 1e-6)
+    model = torch.nn.Module()
+    model.x = x
+    optimizer = am.DistributedOptimizer(torch.optim.SGD([x], lr=0.1), model)
+    a = torch.rand(256, 256)
+
+    def compute() -> None:
+        if emulated_ms:
+            time.sleep(emulated_ms / 1e3)
+        for _ in range(products):
+            a.mm(a)
+
+    products = 0
+    if real_ms:
+        times = []
+        for _ in range(1000):  # the first ones warm up
+            start = time.perf_counter()
+            a.mm(a)
+            times.append(time.perf_counter() - start)
+        products = round(real_ms / 1e3 / statistics.median(times))
+    for _ in range(steps):
+        compute()
+        optimizer.step()
+    am.finish(model)
+
+
+def measure(
+    workers: int, megabytes: float, emulated_ms: float, real_ms: float, push: str, steps: int
+) -> tuple[float, float, float]:
+    """Median step [s], seconds blocked in all, share coalesced; over all workers of one job."""
+    from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (folder, push, megabytes, emulated_ms, real_ms, steps)
+        mpirun(workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600)
+        rows = []
+        for rank in range(1, workers + 1):
+            with open_rank_file(rank_path(folder, rank)) as file:
+                rows.append(file["steps"][SKIP:])
+    table = np.concatenate(rows)
+    return (
+        float(np.median(table["step_s"])), float(table["blocked_s"].sum()),
+        float(table["coalesced"].mean()),
+    )  # fmt: skip
+
+
+@click.group(invoke_without_command=True, help=__doc__)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--steps", default=60, show_default=True)
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path))
+@click.pass_context
+def main(context: click.Context, rounds: int, steps: int, csv_path: Path | None) -> None:
+    if context.invoked_subcommand:
+        return
+    lines = [("scene", "MB", "off_ms", "on_ms", "ratio", "ratio_min", "ratio_max", "blocked_s",
+              "coalesced")]  # fmt: skip
+    click.echo("| computing | workers | MB | off, ms | on, ms | on/off | blocked, s | coalesced |")
+    click.echo("|---|---|---|---|---|---|---|---|")
+    for scene, workers, emulated, real in (
+        ("emulated, 100 ms", 4, 100.0, 0.0),
+        ("real, 50 ms", 1, 0.0, 50.0),
+    ):
+        for megabytes in (8.0, 80.0):
+            off, on, ratio, blocked, coalesced = [], [], [], 0.0, []
+            for _ in range(rounds):
+                base = measure(workers, megabytes, emulated, real, "none", steps)
+                mine = measure(workers, megabytes, emulated, real, "update", steps)
+                off.append(base[0])
+                on.append(mine[0])
+                ratio.append(mine[0] / base[0])
+                blocked += mine[1]
+                coalesced.append(mine[2])
+            row = (
+                scene, megabytes, 1e3 * statistics.median(off), 1e3 * statistics.median(on),
+                statistics.median(ratio), min(ratio), max(ratio), blocked,
+                statistics.mean(coalesced),
+            )  # fmt: skip
+            lines.append(row)
+            click.echo(
+                f"| {scene} | {workers} | {megabytes:.0f} | {row[2]:.1f} | {row[3]:.1f} | "
+                f"{row[4]:.3f} ({row[5]:.3f} to {row[6]:.3f}) | {blocked:.3f} | {row[8]:.0%} |"
+            )
+    if csv_path:
+        with csv_path.open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+
+
+@main.command("job", hidden=True)
+@click.argument("out")
+@click.argument("push")
+@click.argument("numbers", nargs=4, type=float)
+def run_job(out: str, push: str, numbers: tuple[float, float, float, float]) -> None:
+    job(out, push, *numbers[:3], int(numbers[3]))
+
+
+if __name__ == "__main__":
+    main()
