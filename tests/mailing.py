@@ -1,4 +1,4 @@
-"""Both ends of a mailbox with its acknowledgements, in one thread each: rank 0 serves, others send."""
+"""Both ends of a mailbox with its acknowledgements: rank 0 serves, all others send."""
 
 from __future__ import annotations
 

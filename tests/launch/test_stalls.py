@@ -43,7 +43,7 @@ def test_stopped_worker_and_stopped_server_are_named(tmp_path: Path) -> None:
             time.sleep(2)
             os.kill(pid(2), signal.SIGSTOP)
             try:
-                until(said("worker 1 has said nothing for"), started, err, 30)
+                until(said("rank 0 (server): worker 1 has "), started, err, 30)
                 time.sleep(1)
             finally:
                 os.kill(pid(2), signal.SIGCONT)
@@ -62,7 +62,7 @@ def test_stopped_worker_and_stopped_server_are_named(tmp_path: Path) -> None:
             (tmp_path / "end").touch()
             assert started.wait(60) == 0, err.read_text()
     assert (tmp_path / "finished-0").exists() and (tmp_path / "finished-1").exists()
-    named = [line for line in err.read_text().splitlines() if "worker 1 has said nothing" in line]
+    named = [line for line in err.read_text().splitlines() if ": worker 1 has " in line]
     assert any(
         line.endswith(f"phase '{phase}'") for line in named for phase in ("compute", "step")
     ), named

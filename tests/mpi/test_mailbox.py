@@ -1,4 +1,4 @@
-"""The mailbox towards a server, and the small messages beside it: rank 0 serves, the others send."""
+"""The mailbox towards a server, and the small messages beside it."""
 
 from __future__ import annotations
 

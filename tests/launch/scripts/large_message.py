@@ -21,7 +21,7 @@ TAG = 5
 
 
 def pattern(start: int, stop: int, number: int) -> np.ndarray:
-    """Whole numbers that differ from chunk to chunk, from piece to piece and from message to message."""
+    """Whole numbers that differ from piece to piece and from message to message."""
     return (np.arange(start, stop, dtype=np.int64) * 3 + 7919 * number) % 16_777_213
 
 
