@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from aladdin_mpi.algorithms import aladdin
 from aladdin_mpi.algorithms.base import Algorithm
 from aladdin_mpi.errors import ConfigError
@@ -12,7 +14,26 @@ REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for mo
 
 
 def find(name: str) -> Algorithm:
-    """The algorithm called ``name``; :class:`ConfigError` where there is none."""
-    if name not in REGISTRY:
-        raise ConfigError(f"--algorithm {name}: unknown; choose from {', '.join(sorted(REGISTRY))}")
-    return REGISTRY[name]
+    """The algorithm called ``name``, or a user's own, ``package.module:ATTRIBUTE``.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"--algorithm {name}: unknown; choose from {', '.join(sorted(REGISTRY))}, or name your "
+            "own as package.module:ATTRIBUTE"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--algorithm {name}: cannot be loaded ({error}); is it on PYTHONPATH?"
+        ) from None
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"--algorithm {name}: is a {type(found).__name__}, not an Algorithm")
+    return found

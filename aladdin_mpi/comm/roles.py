@@ -16,11 +16,11 @@ __all__ = [
     "Roles",
     "abort",
     "agree",
-    "open_world",
     "clock_offset",
     "find_roles",
     "library",
     "one_per_node_first",
+    "open_world",
     "shared_cores",
 ]
 

@@ -7,7 +7,6 @@ calls MPI, so that nothing that MPI does can hold it up.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections import deque
@@ -200,7 +199,9 @@ class WorkerChannel:
         """[s] how long the communication thread may sleep."""
         if self._box.busy or self._fetching:
             return _BUSY_S
-        if self.in_flight():  # a fifth of what sends take: prompt on a fast link, cheap on a slow one
+        if (
+            self.in_flight()
+        ):  # a fifth of what sends take: prompt on a fast link, cheap on a slow one
             return min(max(self.send_time_s / 5, _BUSY_S), _WAITING_S)
         return _IDLE_S
 
@@ -257,9 +258,11 @@ class WorkerLink:
         self.phase, self.phase_since, self.steps = Phase.START, self.last_heard_s, 0
         self.channels: list[WorkerChannel] = []
         self._on_failure = on_failure
-        self._commands: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = (
-            queue.SimpleQueue()
-        )
+        # No SimpleQueue: its get(timeout) may wait for ever (CPython 3.11) when the thread loses its
+        # core for longer than a short timeout.
+        self._commands: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._wake = threading.Lock()  # free: there is a command
+        self._wake.acquire()
         self._requests = SmallSender(comm, TAG_REQUEST, REQUEST)
         self._notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [server], unpack_notice)
         self._next_beat = 0.0
@@ -271,7 +274,9 @@ class WorkerLink:
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         """Have the communication thread make a call soon."""
-        self._commands.put((call, args))
+        self._commands.append((call, args))
+        with contextlib.suppress(RuntimeError):  # it is free already
+            self._wake.release()
 
     def ask(self, call: Callable[[], Any]) -> Any:
         """Have the communication thread make a call, and wait for what it returns or raises."""
@@ -384,8 +389,10 @@ class WorkerLink:
         try:
             while not self._ended:
                 delay = min((c.delay_s for c in self.channels), default=_IDLE_S)
-                with contextlib.suppress(queue.Empty):
-                    call, args = self._commands.get(timeout=delay)
+                if not self._commands:
+                    self._wake.acquire(timeout=delay)
+                if self._commands:
+                    call, args = self._commands.popleft()
                     call(*args)
                 if not self._ended:
                     self._progress()

@@ -85,7 +85,7 @@ class Port(Protocol):
         """Wait for a reply; logged as blocked."""
 
     def push_limit(self, in_flight: str) -> int:
-        """Pushes to allow on their way at once: ``"1"``, ``"2"``, or by ``"auto"`` a second one only
+        """Pushes to allow on their way at once: ``"1"``, ``"2"``; by ``"auto"`` a second only
         while the link is not full, because a queue is nothing but staleness.
         """
 

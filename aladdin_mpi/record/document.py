@@ -10,10 +10,11 @@ __all__ = ["page"]
 
 _HEAD = f"""# The log of a run
 
-Schema version {schema.SCHEMA_VERSION}. One HDF5 file per rank, `rank0000.h5` and so on; every file has
-every table. A table is a dataset of rows; the attributes `<column>.unit` and `<column>.meaning` of the
-dataset say what this page says. `time_s` and `start_s` are the monotonic clock of the rank that wrote
-the row: add the file's attribute `clock_offset_s` to get rank 0's. NaN and -1 stand for "unknown".
+Schema version {schema.SCHEMA_VERSION}. One HDF5 file per rank, `rank0000.h5` and so on; every file
+has every table. A table is a dataset of rows; the attributes `<column>.unit` and `<column>.meaning`
+of the dataset say what this page says. `time_s` and `start_s` are the monotonic clock of the rank
+that wrote the row: add the file's attribute `clock_offset_s` to get rank 0's. NaN and -1 stand for
+"unknown".
 This page is made from `aladdin_mpi/record/schema.py` by `python -m aladdin_mpi.record.document`.
 """
 

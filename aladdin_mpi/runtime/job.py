@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
@@ -85,6 +86,7 @@ class Job:
         for name, value in values.items():
             self.recorder.set_end(name, value)
         self.recorder.flush()
+        atexit.register(self.recorder.close)  # an evaluation of the final model may still come
         guard.disarm()
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from aladdin_mpi.runtime import crash
 from aladdin_mpi.runtime.job import Job, Settings, connect, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_supported, distribute
+from aladdin_mpi.runtime.options import configure
 from aladdin_mpi.runtime.worker import Driver, StepClock
 
 __all__ = [
@@ -150,7 +151,7 @@ def init(
     chosen = find(algorithm)
     if chosen.topology is not Topology.SERVER:
         raise ConfigError(f"--algorithm {algorithm}: topology {chosen.topology.value} is not built")
-    config = _check_options(chosen, options)
+    config = configure(algorithm, options)
     for name, value, allowed in (
         ("on_nonfinite", on_nonfinite, ("skip", "stop")),
         ("progress", progress, ("auto", "bar", "lines", "off")),
@@ -168,17 +169,6 @@ def init(
         sys.exit(0)
     link, clock = connect(job, settings)
     _session = _Worker(job, chosen, config, settings, link, clock, [], set())
-
-
-def _check_options(algorithm: Algorithm, options: dict[str, Any]) -> Any:
-    known = [spec.name for spec in fields(algorithm.config)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"{flag(name)}: not an option of {algorithm.name}; its options are "
-                + ", ".join(map(flag, known))
-            )
-    return algorithm.config(**options)
 
 
 def rank() -> int:
