@@ -153,6 +153,8 @@ class _Training:
             done = (self.am.samples() - len(y)) / self.num_samples  # before this batch
             if done >= self.config.epochs:
                 return False
+            if self.batches % self.config.accumulate == 0 and not self.config.emulate_compute:
+                self.optimizer.zero_grad()
             self.compute(x, y)
             self.batches += 1
             if self.batches % self.config.accumulate == 0:
@@ -173,8 +175,6 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        if not emulated:
-            self.optimizer.zero_grad()
         self.iterations += 1
 
     def _evaluate(self, epoch: int) -> None:

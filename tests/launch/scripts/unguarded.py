@@ -11,8 +11,10 @@ import aladdin_mpi as am
 am.init(out=sys.argv[1], progress="off")
 model = nn.Linear(4, 1)
 optimizer = am.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-data = DataLoader(TensorDataset(torch.ones(32, 4)), num_workers=1)
-loader = data if "plain" in sys.argv else am.partition(data)
+plain = "plain" in sys.argv
+start = "spawn" if plain else None
+data = DataLoader(TensorDataset(torch.ones(32, 4)), num_workers=1, multiprocessing_context=start)
+loader = data if plain else am.partition(data)
 for (x,) in loader:
     optimizer.zero_grad()
     model(x).sum().backward()
