@@ -1,7 +1,7 @@
 """One training job on virtual hosts, disturbed in several ways one after the other, and its logs.
 
-All virtual hosts have the machine's clock, so rows of all ranks and the times at which something was
-done to a rank can be compared without corrections.
+All virtual hosts have the machine's clock, so rows of all ranks and the times at which something
+was done to a rank can be compared without corrections.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class Window:
 
     def after(self, seconds: float, margin_s: float = 1.0) -> Window:
         """The time after it, once what it has held up has gone through."""
-        return Window(
-            self.name, self.victim, self.end + margin_s, self.end + margin_s + seconds
-        )
+        return Window(self.name, self.victim, self.end + margin_s, self.end + margin_s + seconds)
 
 
 class Job:

@@ -1,20 +1,21 @@
-"""Workers never wait, over real links: a server and three workers on virtual hosts with 200 Mb/s links.
+"""Workers never wait, over real links: a server and three workers, on hosts with 200 Mb/s links.
 
-One training job is disturbed in four ways, one after the other, for 5 s each; then its logs are read.
-Limits are far from what is normal (a step of 0.1 s) and far from what a worker would show that waits
-for another one (5 s), so that a busy machine does not matter.
+One training job is disturbed in four ways, one after the other, for 5 s each; then its logs are
+read.  Limits are far from what is normal (a step of 0.1 s) and far from what a worker would show
+that waits for another one (5 s), so that a busy machine does not matter.
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import require
-from disturbances import SCENARIOS, SERVER, Logs, Window, disturbed_run, plain_run
+from disturbances import SCENARIOS, SERVER, Logs, Window, disturbed_run
 from virtual_hosts import NEEDED_PROGRAMS, STATE, VirtualHosts
 
 WORKERS, SECONDS, QUIET_S = 3, 5.0, 3.0
@@ -127,7 +128,7 @@ def test_replies_are_mixed_in(disturbed: Disturbed) -> None:
 
 
 def test_workers_that_wait_are_noticed(tmp_path: Path) -> None:
-    """The control: with coalescing off, a push waits for the one before it, and so for the server."""
+    """The control: with coalescing off, a push waits for the last one, and so for the server."""
     windows = disturbed_run(
         tmp_path, workers=WORKERS, seconds=3.0, quiet_s=0.5, only=("server stopped",),
         options=("--no-coalesce",),
@@ -139,10 +140,18 @@ def test_workers_that_wait_are_noticed(tmp_path: Path) -> None:
         assert rows["blocked_s"].max() > 2.0
 
 
+def sleeping(hosts: VirtualHosts, host: str) -> subprocess.Popen[str]:
+    """Start a program on a host; it is there when this returns."""
+    argv = [*hosts.inside(host), "sh", "-c", "hostname; exec sleep 100"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{host}\n"
+    return process
+
+
 def test_hosts_are_taken_away() -> None:
     with pytest.raises(ZeroDivisionError), VirtualHosts(2) as hosts:
-        sleeper = subprocess.Popen([*hosts.inside("h2"), "sleep", "100"])
-        assert hosts.run("h2", ["hostname"], capture_output=True, text=True).stdout == "h2\n"
+        sleeper = sleeping(hosts, "h2")
         folder = hosts.rsh.parent
         raise ZeroDivisionError
     assert sleeper.wait(10) != 0
@@ -154,7 +163,7 @@ def test_leftovers_of_a_killed_process_are_removed() -> None:
     hosts = VirtualHosts(1)
     try:
         hosts.up()
-        sleeper = subprocess.Popen([*hosts.inside("h1"), "sleep", "100"])
+        sleeper = sleeping(hosts, "h1")
         left = STATE / f"1.1.{hosts.rsh.parent.name}"  # no process 1 has started at tick 1
         hosts.rsh.parent.rename(left)
         with VirtualHosts(1):
@@ -164,13 +173,30 @@ def test_leftovers_of_a_killed_process_are_removed() -> None:
         hosts.down()
 
 
-def test_links_have_their_rate(tmp_path: Path) -> None:
-    """8 MB pushes cannot come in faster than the server's link allows."""
-    rate_mbit = 100
-    window = plain_run(
-        tmp_path, workers=2, rate=f"{rate_mbit}mbit", parameters=1_000_000, compute_ms=50.0,
-        seconds=4.0,
-    )  # fmt: skip
-    logs = Logs(tmp_path, 2)
-    rate = logs.bytes_per_s(window)
-    assert 0.3 * rate_mbit * 1e6 / 8 < rate < 1.25 * rate_mbit * 1e6 / 8
+SEND = """
+import socket, sys, time
+receiver = socket.create_server(("", 7000)) if sys.argv[1] == "receive" else None
+print(flush=True)
+if receiver is not None:
+    connection, _ = receiver.accept()
+    count = 0
+    while part := connection.recv(1 << 16):
+        begin = begin if count else time.monotonic()
+        count += len(part)
+    print(count / (time.monotonic() - begin))
+else:
+    with socket.create_connection((sys.argv[1], 7000)) as connection:
+        connection.sendall(bytes(5_000_000))
+"""
+
+
+def test_links_have_their_rate() -> None:
+    with VirtualHosts(2, "1gbit") as hosts:
+        hosts.set_rate("100mbit", ["h2"])
+        argv = [*hosts.inside("h2"), sys.executable, "-c", SEND, "receive"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as receiver:
+            assert receiver.stdout is not None
+            receiver.stdout.readline()
+            hosts.run("h1", [sys.executable, "-c", SEND, "h2"], stdout=subprocess.DEVNULL)
+            rate = float(receiver.stdout.readline())
+    assert 0.3 * 12.5e6 < rate < 1.3 * 12.5e6

@@ -1,10 +1,10 @@
 """Virtual hosts on one Linux machine, with links of a given rate between them, and MPI across them.
 
-A virtual host is a set of namespaces: network, hostname, System V shared memory and mounts, so that it
-has an address, ``/etc/hosts``, ``/sys`` and ``/dev/shm`` of its own; process numbers, files and the
-clock are the machine's.  A process that only sleeps, its *keeper*, holds the namespaces open.  The
-hosts are joined by a bridge in one more network namespace; token buckets at both ends of every cable
-limit what a host sends and what it receives.  Nothing is changed outside these namespaces.
+A virtual host is a set of namespaces: network, hostname, shared memory and mounts, so that it has an
+address, ``/etc/hosts``, ``/sys`` and ``/dev/shm`` of its own; process numbers, files and the clock
+are the machine's.  A process that only sleeps, its *keeper*, holds the namespaces open.  The hosts
+are joined by a bridge in one more network namespace; token buckets at both ends of every cable limit
+what a host sends and what it receives.  Nothing is changed outside these namespaces.
 
 ::
 
@@ -197,11 +197,11 @@ class VirtualHosts:
     def _keep(self, name: str) -> None:
         """Start a host's keeper."""
         with open(self._folder / f"{name}.log", "wb") as log:
+            argv = ["unshare", "--net", "--uts", "--ipc", "--mount"]
+            argv += ["sh", "-ec", KEEPER, "keeper", name, str(self._folder)]
             keeper = subprocess.Popen(
-                ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-ec", KEEPER, "keeper", name,
-                 str(self._folder)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self._keepers[name] = keeper
         process = Process.of(keeper.pid)
         (self._folder / f"{name}.keeper").write_text(f"{process.pid} {process.start}\n")
@@ -238,7 +238,7 @@ class VirtualHosts:
             raise OSError(f"{tool} on {name}: {done.stderr.strip()}\n{text}")
 
     def set_rate(self, rate: str | None, hosts: Sequence[str] | None = None) -> None:
-        """Limit, or with None free, the links of some hosts (by default all), in both directions."""
+        """Limit, or with None free, links in both directions: those of some hosts, else all."""
         chosen = list(self.names if hosts is None else hosts)
         ends = [(host, "eth0") for host in chosen] + [(SWITCH, host) for host in chosen]
         for place in dict.fromkeys(name for name, _ in ends):

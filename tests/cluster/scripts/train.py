@@ -1,13 +1,13 @@
 """Train over the public API with integer steps, so that the right global model is known exactly.
 
-Every optimizer step adds integers, multiples of the number of workers and different on each worker, to
-the parameters and counts what it has added.  Since mixes are not pushed, the final global model must
-be the start plus the mean of what the workers have added.  Forward and backward run on a small batch;
-the time that a real model would need is emulated by a sleep (and logged as emulated).
+Every optimizer step adds integers, multiples of the number of workers and different on each worker,
+to the parameters and counts what it has added.  Since mixes are not pushed, the final global model
+must be the start plus the mean of what the workers have added.  Forward and backward run on a small
+batch; the time that a real model would need is emulated by a sleep (and logged as emulated).
 
-Files in ``--control``: the script writes ``ready-<worker>`` when training begins; it computes as many times
-slower as ``slow-<worker>`` says while there is one, and ends when there is ``end``.  At the end it
-saves ``start``, ``added-<worker>`` and ``final-<worker>`` there.
+Files in ``--control``: the script writes ``ready-<worker>`` when training begins; while there is
+``slow-<worker>`` it computes as many times slower as that says; it ends when there is ``end``, and
+then saves ``start``, ``added-<worker>`` and ``final-<worker>``.
 """
 
 from __future__ import annotations
