@@ -3,9 +3,9 @@
     python bench/step.py --rounds 5
 
 Four scenes, each a job of its own kind: 100 ms of *emulated* computing (a sleep) with 4 workers,
-and about 50 ms of real computing (matrix products) with 1 worker beside the server, so that each has
-a core; with 8 MB and with 80 MB of parameters.  Printed: the median step with pushes off and on,
-their ratio per round and its median, the seconds blocked in all, the share of pushes coalesced.
+and about 50 ms of real computing (matrix products) with 1 worker beside the server, so that each
+has a core; with 8 MB and with 80 MB of parameters.  Printed: the median step with pushes off and
+on, their ratio per round and its median, the seconds blocked in all, the share coalesced.
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ class WorkerLink:
         self.phase, self.phase_since, self.steps = Phase.START, self.last_heard_s, 0
         self.channels: list[WorkerChannel] = []
         self._on_failure = on_failure
-        # No SimpleQueue: its get(timeout) can wait for ever (seen with CPython 3.11) when the thread
-        # loses its core for longer than a short timeout.
+        # No SimpleQueue: its get(timeout) can wait for ever (seen with CPython 3.11), when the
+        # thread loses its core for longer than a short timeout.
         self._commands: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._wake = threading.Lock()  # free: there is a command
         self._wake.acquire()

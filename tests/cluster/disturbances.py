@@ -154,7 +154,6 @@ def training(
     options: Sequence[str] = (),
 ) -> Iterator[Job]:  # fmt: skip
     """Start training on the hosts; inside, every worker trains."""
-    (folder / "control").mkdir(parents=True)
     argv = [sys.executable, SCRIPT, "--out", folder / "run", "--control", folder / "control"]
     argv += ["--parameters", str(parameters), "--compute-ms", str(compute_ms), *options]
     with hosts.start_mpi(argv, log=log) as started:
@@ -185,6 +184,7 @@ def disturbed_run(
         More options of the training script.
     """
     windows = []
+    (folder / "control").mkdir(parents=True)
     with VirtualHosts(workers + 1, rate) as hosts, open(folder / "output.txt", "w") as log:
         with training(hosts, folder, log, parameters, compute_ms, options) as job:
             time.sleep(quiet_s + 1)
@@ -205,6 +205,7 @@ def plain_run(
     folder: Path, *, workers: int, rate: str, parameters: int, compute_ms: float, seconds: float
 ) -> Window:
     """Train undisturbed; returns the time that counts."""
+    (folder / "control").mkdir(parents=True)
     with VirtualHosts(workers + 1, rate) as hosts, open(folder / "output.txt", "w") as log:
         with training(hosts, folder, log, parameters, compute_ms) as job:
             time.sleep(2)

@@ -1,10 +1,10 @@
 """Virtual hosts on one Linux machine, with links of a given rate between them, and MPI across them.
 
-A virtual host is a set of namespaces: network, hostname, shared memory and mounts, so that it has an
-address, ``/etc/hosts``, ``/sys`` and ``/dev/shm`` of its own; process numbers, files and the clock
-are the machine's.  A process that only sleeps, its *keeper*, holds the namespaces open.  The hosts
-are joined by a bridge in one more network namespace; token buckets at both ends of every cable limit
-what a host sends and what it receives.  Nothing is changed outside these namespaces.
+A virtual host is a set of namespaces: network, hostname, shared memory and mounts, so that it has
+an address, ``/etc/hosts``, ``/sys`` and ``/dev/shm`` of its own; process numbers, files and the
+clock are the machine's.  A process that only sleeps, its *keeper*, holds the namespaces open.  The
+hosts are joined by a bridge in one more network namespace; token buckets at both ends of every
+cable limit what a host sends and what it receives.  Nothing is changed outside these namespaces.
 
 ::
 
