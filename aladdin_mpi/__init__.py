@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aladdin_mpi._version import __version__
-from aladdin_mpi.errors import AladdinError
+from aladdin_mpi.errors import AladdinError, launched_together
+from aladdin_mpi.runtime.crash import guard
 
 if TYPE_CHECKING:
     from aladdin_mpi.runtime.session import (
@@ -61,6 +62,9 @@ __all__ = [
     "stop",
     "world_rank",
 ]
+
+if launched_together():  # from here on a rank that fails ends the job, also before init()
+    guard.install()
 
 
 def __getattr__(name: str) -> Any:

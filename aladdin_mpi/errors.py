@@ -19,6 +19,7 @@ __all__ = [
     "NonFiniteError",
     "RecordError",
     "launch_rank",
+    "launched_together",
 ]
 
 
@@ -72,3 +73,11 @@ def launch_rank() -> int:
         if os.environ.get(variable, "").isdigit():
             return int(os.environ[variable])
     return 0
+
+
+def launched_together() -> bool:
+    """A launcher has started this process as one of several ranks."""
+    for variable in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        if os.environ.get(variable, "").isdigit():
+            return int(os.environ[variable]) > 1
+    return False

@@ -89,7 +89,8 @@ class Sender:
             frame.params.fill(1.0)
         self.raws = [frame.raw for frame in frames]
         at = layout.trailer_at
-        self.numbers = [(r[:8].view(np.int64), r[at : at + 8].view(np.int64)) for r in self.raws]
+        views = [memoryview(raw) for raw in self.raws]
+        self.numbers = [(v[:8].cast("q"), v[at : at + 8].cast("q")) for v in views]
         self.box = Outbox(comm, SERVER, 0, layout, slots)
         self.notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [SERVER], unpack_notice)
 

@@ -135,14 +135,14 @@ class SmallReceiver(Generic[T]):
     def poll(self) -> list[T]:
         """The messages that have arrived, each source's in order."""
         found = []
+        turns = self._turns
         for source, ring in enumerate(self._rings):
-            while True:
-                request, record = ring[self._turns[source]]
-                if not request.Test():
-                    break
+            request, record = ring[turns[source]]
+            while request.Test():
                 found.append(self._unpack(record))
                 request.Start()
-                self._turns[source] = (self._turns[source] + 1) % self.DEPTH
+                turns[source] = (turns[source] + 1) % self.DEPTH
+                request, record = ring[turns[source]]
         return found
 
     def cancel(self) -> None:

@@ -20,6 +20,7 @@ stopped; so only a worker's communication thread sends.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,7 +165,7 @@ class Outbox:
         ring = range(index * slots, (index + 1) * slots)
         self._bases = [place * layout.frame_bytes for place in ring]
         self._places = [(place * ALIGN, 8, MPI.BYTE) for place in ring]
-        self._word = np.zeros(1, np.int64)
+        self._word = array("q", [0])
         self._announcement = (self._word, 8, MPI.BYTE)
         self._requests: list[MPI.Request] = []
         self._sequence = 0
@@ -185,15 +186,16 @@ class Outbox:
         base = self._bases[sequence % self._slots]
         self._requests = [
             self._windows.frames.Rput(
-                (raw[a:b], b - a, MPI.BYTE), self._server, (base + a, b - a, MPI.BYTE)
+                (raw, b - a, a, MPI.BYTE), self._server, (base + a, b - a, MPI.BYTE)
             )
             for a, b in self._pieces
         ]
 
     def advance(self) -> bool:
         """Push the message started last further; True once it is published."""
-        if not all(request.Test() for request in self._requests):
-            return False
+        for request in self._requests:
+            if not request.Test():
+                return False
         # The order is the protocol: the frame complete at the target, only then the word.
         self._windows.frames.Flush(self._server)
         self._word[0] = self._sequence

@@ -7,6 +7,8 @@ started.
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from aladdin_mpi.errors import AladdinError, launch_rank
+from aladdin_mpi.errors import AladdinError, launch_rank, launched_together
 
 __all__ = ["Guard", "guard"]
 
@@ -92,6 +94,11 @@ class Guard:
 
     def _end(self, code: int) -> None:
         if not self._armed or self._abort is None:
+            if code == BUG and launched_together():
+                # The others wait in MPI_Init for this rank.  Launchers end a job when a rank is
+                # killed by a signal, but not all of them when it merely exits.
+                sys.stdout.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
             if threading.current_thread() is threading.main_thread():
                 sys.exit(code)
             return

@@ -48,6 +48,12 @@ def test_a_rank_that_raises(tmp_path: Path) -> None:
     assert run.stderr.count("Traceback") == 1, run.stderr
 
 
+def test_a_rank_that_raises_before_init(tmp_path: Path) -> None:
+    run = job(tmp_path, "early")
+    assert run.returncode != 0
+    assert "RuntimeError: before init" in run.stderr
+
+
 def test_exit_without_finish(tmp_path: Path) -> None:
     line = the_error(job(tmp_path, "exits"))
     assert "rank 2 (worker 1):" in line and "without aladdin_mpi.finish()" in line

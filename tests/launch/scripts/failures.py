@@ -14,6 +14,8 @@ import aladdin_mpi as am
 from aladdin_mpi.errors import launch_rank
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
+if way == "early" and launch_rank() == 1:
+    raise RuntimeError("before init")
 options: dict[str, object] = {"out": folder / "run", "progress": "off"}
 
 
@@ -51,6 +53,11 @@ def raises() -> None:
         time.sleep(0.002)
         if am.rank() == 1 and number == 20:
             raise RuntimeError("this worker is broken")
+
+
+def early() -> None:
+    """One rank raises before am.init(), in which the others wait for it."""
+    train(5)
 
 
 def exits() -> None:
@@ -103,11 +110,6 @@ def sparse() -> None:
     optimizer = am.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), named_parameters=named)
     nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum().backward()
     optimizer.step()
-
-
-def empty() -> None:
-    """A model without parameters, on all workers."""
-    start(nn.Sequential(nn.Flatten()).requires_grad_(False))  # torch itself refuses an empty list
 
 
 def skip() -> None:
