@@ -7,7 +7,9 @@ one.  First a server and three workers with 200 Mb/s links train on 1 MB of para
 is stopped, slowed or cut off, one after the other (see ``tests/cluster/disturbances.py``); figures
 are those of the *other* workers.  Then four workers push 8 MB over 1 Gb/s links, undisturbed.
 Compute is emulated by sleeping, so a core that the sender burns does not lengthen a step by itself;
-all ranks share this machine's cores all the same, and steps get longer when these are busy.
+all ranks share this machine's cores all the same, and steps get longer when these are busy.  Where
+``longest_during_ms`` is far above the median, compare it with ``server_gap_during_ms``: a machine
+that stands still shows in both.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from virtual_hosts import NEEDED_PROGRAMS  # noqa: E402
 
 Row = dict[str, str | float]
 DISTURBED = [
-    "step_before_ms", "step_during_ms", "step_after_ms", "longest_during_ms", "blocked_s",
+    "step_before_ms", "step_during_ms", "step_after_ms", "longest_during_ms",
+    "server_gap_during_ms", "blocked_s",
     "coalesced_before", "coalesced_during", "merges_before_per_s", "merges_during_per_s",
     "merges_after_per_s",
 ]  # fmt: skip
@@ -73,6 +76,7 @@ def disturbed_rows(folder: Path, workers: int, rate: str, seconds: float) -> lis
             "step_during_ms": median_ms(during),
             "step_after_ms": median_ms(then),
             "longest_during_ms": float(during["step_s"].max()) * 1e3,
+            "server_gap_during_ms": logs.server_gap_s(window) * 1e3,
             "blocked_s": float(during["blocked_s"].sum()),
             "coalesced_before": float(quiet["coalesced"].mean()),
             "coalesced_during": float(during["coalesced"].mean()),

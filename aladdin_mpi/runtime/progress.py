@@ -34,6 +34,15 @@ def choose(mode: str) -> str:
     return "bar"
 
 
+def _size(nbytes: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} GiB"
+
+
 class Progress:
     """The progress of a run, shown by the server on standard error.
 
@@ -70,11 +79,10 @@ class Progress:
         """Say what memory a channel takes."""
         if self._mode == "off":
             return
-        p = frame_bytes / 2**20
-        server, worker = (workers * (slots + 1) + 1) * p, (slots + 5) * p
+        server, worker = (workers * (slots + 1) + 1) * frame_bytes, (slots + 5) * frame_bytes
         self.say(
-            f"{p:.1f} MiB a push, {slots} slot(s) for each of {workers} worker(s); memory: "
-            f"server up to {server:.0f} MiB, worker up to {worker:.0f} MiB"
+            f"{_size(frame_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); memory: "
+            f"server up to {_size(server)}, worker up to {_size(worker)}"
         )
 
     def loss(self, value: float) -> None:
@@ -103,7 +111,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(samples - self._samples)
-        elif self._mode == "lines" and time.monotonic() - self._last_line >= _LINE_S:
+        elif self._mode == "lines" and samples and time.monotonic() - self._last_line >= _LINE_S:
             self._last_line = time.monotonic()
             rate = samples / (self._last_line - self._started)
             share = f" ({samples / self._total:.0%})" if self._total else ""

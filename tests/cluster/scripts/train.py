@@ -27,7 +27,7 @@ HIDDEN, CLASSES, BATCH = 500, 10, 8
 
 
 class IntegerSteps(torch.optim.Optimizer):
-    """Adds integers in place of a descent; ``added`` is their sum, one array per parameter."""
+    """Adds integers in place of a descent; :meth:`added` tells what."""
 
     def __init__(self, model: torch.nn.Module, workers: int, worker: int) -> None:
         parameters = list(model.parameters())
@@ -37,16 +37,19 @@ class IntegerSteps(torch.optim.Optimizer):
             workers * values.repeat(p.numel() // 5 + 1)[: p.numel()].view_as(p) for p in parameters
         ]
         self._count = worker
-        self.added = [np.zeros(p.shape, np.int64) for p in parameters]
+        self._sum = 0  # of the patterns' factors
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         factor = 1 + self._count % 2
         self._count += 1
-        parameters = self.param_groups[0]["params"]
-        for p, pattern, added in zip(parameters, self._patterns, self.added, strict=True):
+        self._sum += factor
+        for p, pattern in zip(self.param_groups[0]["params"], self._patterns, strict=True):
             p.add_(pattern, alpha=factor)
-            added += factor * pattern.numpy().astype(np.int64)
+
+    def added(self) -> np.ndarray:
+        """Return the sum of all steps, as one vector."""
+        return flat(self._patterns).astype(np.int64) * self._sum
 
 
 def flat(arrays: list[Any]) -> np.ndarray:
@@ -78,7 +81,6 @@ def main() -> None:
             p.copy_(torch.arange(p.numel()).remainder(7).view_as(p))
     start = flat([p.detach() for p in model.parameters()])
     optimizer = IntegerSteps(model, am.size(), worker)
-    added = optimizer.added
     am.DistributedOptimizer(optimizer, model)
     torch.manual_seed(worker)
     x, y = torch.randn(BATCH, inputs), torch.randint(CLASSES, (BATCH,))
@@ -102,7 +104,7 @@ def main() -> None:
 
     if worker == 0:
         np.save(control / "start.npy", start)
-    np.save(control / f"added-{worker}.npy", flat(added))
+    np.save(control / f"added-{worker}.npy", optimizer.added())
     np.save(control / f"final-{worker}.npy", flat([p.detach() for p in model.parameters()]))
 
 
