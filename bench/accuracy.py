@@ -5,8 +5,8 @@
 Fashion-MNIST, a small CNN, 4 workers with 64 samples a batch each, 3 epochs, paired seeds.  First
 the best learning rate of single-process SGD (batch 256) on a grid, by seed 0; then, at that rate,
 SGD with all seeds, ALADDIN, the paper's preset, and ALADDIN with each improvement off in turn; then
-ResNet-20 with batch norm.  Every run adds a line to ``accuracy.csv``; a run that is there already is
-not made again, so the command can be stopped and started at will.
+ResNet-20 with batch norm.  Every run adds a line to ``accuracy.csv``; a run that is there is not
+made again, so the command can be stopped and started at will.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers and a server that take turns in one thread, over the real runtime and in-process links.
 
-Every worker trains a vector with plain SGD at η = 1, so that a step adds exactly what the test says.
+Every worker trains a vector with plain SGD at η = 1: a step adds exactly what the test says.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Blocked(Exception):
 class Lockstep:
     """``n`` workers and a server; nothing moves by itself.
 
-    ``hold`` names the kinds of messages (``push``, ``notice``, ``reply``) that do not arrive at present;
-    ``chance`` is the probability that a message has arrived when somebody looks.
+    ``hold`` names the kinds of messages (``push``, ``notice``, ``reply``) that do not arrive at
+    present; ``chance`` is the probability that a message has arrived when somebody looks.
     """
 
     def __init__(

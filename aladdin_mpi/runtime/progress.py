@@ -81,8 +81,8 @@ class Progress:
             return
         server, worker = (workers * (slots + 1) + 1) * frame_bytes, (slots + 5) * frame_bytes
         self.say(
-            f"{_size(frame_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); memory: "
-            f"server up to {_size(server)}, worker up to {_size(worker)}"
+            f"{_size(frame_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); "
+            f"memory: server up to {_size(server)}, worker up to {_size(worker)}"
         )
 
     def loss(self, value: float) -> None:
