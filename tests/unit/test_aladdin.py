@@ -21,7 +21,7 @@ def paper(n: int, **options) -> Lockstep:
     return Lockstep(n, preset="paper", server_momentum=0.0, server_weight_decay=0.0, **options)
 
 
-# -- the algorithms by hand ------------------------------------------------------------------------
+# -- the algorithms by hand -----------------------------------------------------------------------
 
 
 def test_algorithms_1_and_2_by_hand():
@@ -113,7 +113,7 @@ def test_options_are_checked_in_one_line(options):
     assert "\n" not in str(caught.value)
 
 
-# -- the invariant ---------------------------------------------------------------------------------
+# -- the invariant --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -171,7 +171,7 @@ def test_a_push_is_weighted_by_those_who_trained_when_its_steps_were_begun():
     assert [p.active for p in run.pushes if p.worker == 0] == [2, 2, 2, 1]
 
 
-# -- what each improvement is for: holds with it, fails without --------------------------------------
+# -- what each improvement is for: holds with it, fails without -----------------------------------
 
 
 def moves_as_the_mean(**options) -> bool:
@@ -307,7 +307,7 @@ def test_a_second_push_is_under_way_only_while_the_link_is_not_full():
     assert in_flight_reached("2", 0.5) == 2
 
 
-# -- two slots, one reply: which push a reply names ---------------------------------------------------
+# -- two slots, one reply: which push a reply names -----------------------------------------------
 
 
 def test_a_reply_names_the_last_push_merged_with_the_one_that_asked():
@@ -325,7 +325,7 @@ def test_a_reply_names_the_last_push_merged_with_the_one_that_asked():
     assert run.x(0)[0] == 3.0
 
 
-# -- NaN --------------------------------------------------------------------------------------------
+# -- NaN ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("push_what", ["update", "gradient"])
@@ -370,7 +370,7 @@ def test_a_nan_is_caught_at_the_merge(on_nonfinite):
     )
 
 
-# -- buffers ------------------------------------------------------------------------------------------
+# -- buffers --------------------------------------------------------------------------------------
 
 
 def test_batch_norm_statistics_reach_the_global_model():
