@@ -233,8 +233,8 @@ def main(out: Path, seeds: int, epochs: int, only: tuple[str, ...]) -> None:
         for seed in numbers:
             alone(best, seed)
     if "ablation" in chosen:
-        for seed in numbers:
-            for name, options in ABLATION.items():
+        for name, options in ABLATION.items():
+            for seed in numbers:
                 if table.find("cnn", name, best, seed) is None:
                     table.add(distributed("cnn", name, options, best, seed, epochs, out))
                     click.echo(table.rows[-1])
