@@ -16,8 +16,8 @@ from aladdin_mpi.comm.control import (
     pack_notice,
     unpack_notice,
 )
-from aladdin_mpi.comm.mailbox import Arrival, Inbox, Outbox
-from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.comm.mailbox import Inbox, Outbox
+from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.messages import Notice, Push
 
 SERVER = 0

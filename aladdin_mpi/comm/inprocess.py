@@ -14,9 +14,8 @@ from threading import Event, Lock
 
 import numpy as np
 
-from aladdin_mpi.comm.mailbox import Arrival
 from aladdin_mpi.core import kernels
-from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.messages import (
     ChannelSpec,
     Notice,

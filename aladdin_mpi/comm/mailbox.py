@@ -21,16 +21,16 @@ stopped; so only a worker's communication thread sends.
 from __future__ import annotations
 
 from array import array
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from aladdin_mpi.core.flat import ALIGN
-from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.errors import CommunicationError, LaunchError
 
-__all__ = ["PIECE_BYTES", "Arrival", "Inbox", "Outbox", "pieces"]
+__all__ = ["PIECE_BYTES", "Inbox", "Outbox", "pieces"]
 
 PIECE_BYTES = 1 << 30
 """[bytes] the most that one Put carries: from 2^31 on some libraries fail."""
@@ -39,14 +39,6 @@ PIECE_BYTES = 1 << 30
 def pieces(nbytes: int) -> list[tuple[int, int]]:
     """``(start, stop)`` of the pieces in which ``nbytes`` travel."""
     return [(a, min(a + PIECE_BYTES, nbytes)) for a in range(0, nbytes, PIECE_BYTES)]
-
-
-class Arrival(NamedTuple):
-    """A message that lies in a slot, valid until it is acknowledged."""
-
-    origin: int
-    sequence: int
-    frame: Frame
 
 
 class _Windows:

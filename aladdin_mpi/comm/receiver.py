@@ -20,8 +20,8 @@ from aladdin_mpi.comm.control import (
     pack_notice,
     unpack_request,
 )
-from aladdin_mpi.comm.mailbox import Arrival, Inbox, pieces
-from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.comm.mailbox import Inbox, pieces
+from aladdin_mpi.core.wire import Arrival, Frame
 from aladdin_mpi.messages import Notice, Reply, Request
 
 __all__ = ["ServerChannel", "ServerLink"]

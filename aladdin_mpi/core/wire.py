@@ -9,13 +9,14 @@ finds another number there than in the header has read a torn message.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from aladdin_mpi.core.flat import ALIGN, aligned_zeros
 from aladdin_mpi.messages import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_GROUPS, Push, Reply
 
-__all__ = ["Frame", "FrameLayout"]
+__all__ = ["Arrival", "Frame", "FrameLayout"]
 
 _NO_RATES = np.zeros(MAX_GROUPS)
 
@@ -119,3 +120,11 @@ class Frame:
         """The header of a reply."""
         h = self.header[0]
         return Reply(int(h["number"]), int(h["version"]), int(h["sequence"]), float(h["alpha"]))
+
+
+class Arrival(NamedTuple):
+    """A message that lies in a slot, valid until it is acknowledged."""
+
+    origin: int
+    sequence: int
+    frame: Frame

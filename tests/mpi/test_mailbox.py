@@ -12,8 +12,7 @@ from mpi4py import MPI
 
 from aladdin_mpi.comm import control, mailbox
 from aladdin_mpi.comm.control import NOTICE, REQUEST, SmallReceiver, SmallSender
-from aladdin_mpi.comm.mailbox import Arrival
-from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.errors import CommunicationError
 from aladdin_mpi.messages import Notice, Phase, Request, RequestKind
 

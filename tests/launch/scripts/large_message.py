@@ -12,8 +12,8 @@ import numpy as np
 from mailing import SERVER, Origin, Server
 from mpi4py import MPI
 
-from aladdin_mpi.comm.mailbox import Arrival, pieces
-from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.comm.mailbox import pieces
+from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 
 LAYOUT = FrameLayout(2**29 + 4099, 5, 3)
 CHUNK = 1 << 20

@@ -14,9 +14,8 @@ import numpy as np
 from mailing import SERVER, Origin, Server
 from mpi4py import MPI
 
-from aladdin_mpi.comm.mailbox import Arrival
 from aladdin_mpi.core import kernels
-from aladdin_mpi.core.wire import FrameLayout
+from aladdin_mpi.core.wire import Arrival, FrameLayout
 
 LAYOUT = FrameLayout(33, 3, 1)
 MOST_COALESCED = 8
