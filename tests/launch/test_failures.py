@@ -80,7 +80,10 @@ def test_unwritable_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("way", "words"),
-    [("option", "--periode: not an option of aladdin"), ("period", "--period 0: must be at least")],
+    [
+        ("option", "--periode: is no option of --algorithm aladdin"),
+        ("period", "--period 0: must be at least"),
+    ],
 )
 def test_wrong_options(tmp_path: Path, way: str, words: str) -> None:
     assert words in the_error(job(tmp_path, way))

@@ -211,3 +211,7 @@ def test_schema_and_analysis_need_neither_torch_nor_mpi() -> None:
             module = ".".join([PACKAGE, *Path(name).with_suffix("").parts])
             statement = f"import {module.removesuffix('.__init__')}"
             assert loaded_by(statement, ("torch", "mpi4py")) == [], statement
+
+
+def test_in_process_links_need_no_mpi() -> None:
+    assert loaded_by(f"import {PACKAGE}.comm.inprocess", ("mpi4py",)) == []

@@ -87,3 +87,13 @@ def test_changelog_knows_the_version() -> None:
     found = re.search(r'__version__ = "(.+)"', source)
     assert found is not None
     assert f"## [{found.group(1)}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_no_timed_wait_on_a_simple_queue() -> None:
+    """``SimpleQueue.get(timeout=…)`` can wait for ever when its thread loses the core (3.11)."""
+    users = [
+        path.name
+        for path in (ROOT / "aladdin_mpi").rglob("*.py")
+        if "SimpleQueue(" in path.read_text(encoding="utf-8")
+    ]
+    assert users == []
