@@ -28,7 +28,7 @@ SKIP = 5
 
 
 def job(
-    out: str, push: str, megabytes: float, emulated_ms: float, real_ms: float, steps: int
+    out: str, push: str, megabytes: float, emulated_ms: float, products: float, steps: int
 ) -> None:
     """A worker's training: constant gradients, so that a step costs what it costs and no more."""
     import torch
@@ -46,31 +46,37 @@ def job(
     def compute() -> None:
         if emulated_ms:
             time.sleep(emulated_ms / 1e3)
-        for _ in range(products):
+        for _ in range(int(products)):
             a.mm(a)
 
-    products = 0
-    if real_ms:
-        times = []
-        for _ in range(1000):  # the first ones warm up
-            start = time.perf_counter()
-            a.mm(a)
-            times.append(time.perf_counter() - start)
-        products = round(real_ms / 1e3 / statistics.median(times))
     for _ in range(steps):
         compute()
         optimizer.step()
     am.finish(model)
 
 
+def products_in(milliseconds: float) -> int:
+    """Matrix products that take this long; counted once, so that on and off compute the same."""
+    import torch
+
+    torch.set_num_threads(1)
+    a = torch.rand(256, 256)
+    times = []
+    for _ in range(2000):  # the first ones warm up
+        start = time.perf_counter()
+        a.mm(a)
+        times.append(time.perf_counter() - start)
+    return round(milliseconds / 1e3 / statistics.median(times))
+
+
 def measure(
-    workers: int, megabytes: float, emulated_ms: float, real_ms: float, push: str, steps: int
+    workers: int, megabytes: float, emulated_ms: float, products: float, push: str, steps: int
 ) -> tuple[float, float, float]:
     """Median step [s], seconds blocked in all, share coalesced; over all workers of one job."""
     from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (folder, push, megabytes, emulated_ms, real_ms, steps)
+        arguments = (folder, push, megabytes, emulated_ms, products, steps)
         mpirun(workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600)
         rows = []
         for rank in range(1, workers + 1):
@@ -86,19 +92,22 @@ def measure(
 @click.group(invoke_without_command=True, help=__doc__)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=60, show_default=True)
+@click.option("--only", type=click.Choice(["emulated", "real"]))
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path))
 @click.pass_context
-def main(context: click.Context, rounds: int, steps: int, csv_path: Path | None) -> None:
+def main(
+    context: click.Context, rounds: int, steps: int, only: str | None, csv_path: Path | None
+) -> None:
     if context.invoked_subcommand:
         return
     lines = [("scene", "MB", "off_ms", "on_ms", "ratio", "ratio_min", "ratio_max", "blocked_s",
               "coalesced")]  # fmt: skip
     click.echo("| computing | workers | MB | off, ms | on, ms | on/off | blocked, s | coalesced |")
     click.echo("|---|---|---|---|---|---|---|---|")
-    for scene, workers, emulated, real in (
-        ("emulated, 100 ms", 4, 100.0, 0.0),
-        ("real, 50 ms", 1, 0.0, 50.0),
-    ):
+    scenes = (("emulated, 100 ms", 4, 100.0, 0), ("real, 50 ms", 1, 0.0, products_in(50.0)))
+    for scene, workers, emulated, real in scenes:
+        if only and not scene.startswith(only):
+            continue
         for megabytes in (8.0, 80.0):
             off, on, ratio, blocked, coalesced = [], [], [], 0.0, []
             for _ in range(rounds):
