@@ -7,6 +7,7 @@ Prints the test accuracy of the global model and of every worker's own model jus
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 import tempfile
@@ -68,10 +69,8 @@ def main(context: click.Context, epochs: int) -> None:
             WORKERS + 1, [sys.executable, __file__, "job", folder, str(epochs)], timeout=1800
         )
     found: dict[str, list[float]] = {"own": [], "global": []}
-    for line in run.stdout.splitlines():
-        kind, _, value = line.partition(" ")
-        if kind in found:
-            found[kind].append(float(value))
+    for kind, value in re.findall(r"(own|global) (\d\.\d+)", run.stdout):  # lines may run together
+        found[kind].append(float(value))
     own = ", ".join(f"{value:.4f}" for value in found["own"])
     click.echo(f"workers' own models: {own}; mean {statistics.mean(found['own']):.4f}")
     click.echo(f"global model: {found['global'][0]:.4f}")
