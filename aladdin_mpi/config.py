@@ -72,11 +72,14 @@ class RunConfig(BaseModel):
     epochs: float = _field("Length", 5.0, "passes of all workers together over the data", gt=0)
     max_iterations: int | None = _field("Length", None, "end after so many steps per worker", ge=1)
 
-    optimizer: Literal["sgd", "adam", "adamw"] = _field("Optimizer", "sgd", "local optimizer")
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = _field(
+        "Optimizer", "sgd", "local optimizer"
+    )
     lr: float = _field("Optimizer", 0.05, "learning rate of one worker", gt=0)
-    momentum: float = _field("Optimizer", 0.9, "momentum of SGD", ge=0, lt=1)
+    momentum: float = _field("Optimizer", 0.9, "momentum of SGD and LARS", ge=0, lt=1)
     weight_decay: float = _field("Optimizer", 0.0, "weight decay", ge=0)
     nesterov: bool = _field("Optimizer", False, "Nesterov's momentum")
+    trust_coefficient: float = _field("Optimizer", 0.001, "LARS's trust coefficient", gt=0)
     clip_norm: float | None = _field("Optimizer", None, "largest norm of the gradient", gt=0)
     accumulate: int = _field("Optimizer", 1, "batches whose gradients make one step", ge=1)
 
@@ -96,6 +99,9 @@ class RunConfig(BaseModel):
     on_nonfinite: Literal["skip", "stop"] = _field("Run", "skip", "what to do about NaN and Inf")
     stall_s: float = _field("Run", 10.0, "name a rank that is silent for so many seconds", gt=0)
 
+    slow_worker: dict[int, float] = _field(
+        "Computing", {}, "INDEX:FACTOR: sleep so that its computing takes FACTOR times as long"
+    )
     threads: int | None = _field("Computing", None, "threads per rank; by its cores", ge=1)
     channels_last: bool = _field("Computing", False, "keep images in channels-last order")
     amp: Literal["none", "bf16"] = _field("Computing", "none", "automatic mixed precision")
@@ -117,6 +123,25 @@ class RunConfig(BaseModel):
         if isinstance(value, str):
             return value.replace(",", " ").split()
         return [value] if isinstance(value, int | float) else value
+
+    @field_validator("slow_worker", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = value.replace(",", " ").split()
+        if isinstance(value, list | tuple):
+            pairs = [str(pair).split(":") for pair in value]
+            if any(len(pair) != 2 for pair in pairs):
+                raise ValueError("give INDEX:FACTOR, such as 3:10")
+            return {index: factor for index, factor in pairs}
+        return value
+
+    @field_validator("slow_worker")
+    @classmethod
+    def _slower(cls, value: dict[int, float]) -> dict[int, float]:
+        if any(index < 0 or factor < 1 for index, factor in value.items()):
+            raise ValueError("a worker from 0 and a factor of at least 1, such as 3:10")
+        return value
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> RunConfig:

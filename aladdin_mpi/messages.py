@@ -19,8 +19,10 @@ __all__ = [
     "Action",
     "Apply",
     "ChannelSpec",
+    "Hold",
     "Merge",
     "Notice",
+    "PeerHeader",
     "Phase",
     "Push",
     "Reply",
@@ -38,9 +40,9 @@ FRAME_HEADER = np.dtype(
     {
         "names": [
             "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version",
-            "last", "active", "number", "alpha", "iteration_s", "loss", "rates",
+            "last", "active", "number", "clock", "alpha", "iteration_s", "loss", "rates",
         ],
-        "formats": ["i8"] * 10 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
+        "formats": ["i8"] * 11 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
         "itemsize": FRAME_HEADER_BYTES,
     }
 )  # fmt: skip
@@ -105,23 +107,59 @@ class Reply(NamedTuple):
         The worker's last push that they contain.
     alpha : float
         Mixing weight.
+    clock : int
+        Iterations that every worker's pushes in them reach at least, where the algorithm counts so.
     """
 
     number: int
     version: int
     sequence: int
     alpha: float
+    clock: int = 0
+
+
+class PeerHeader(NamedTuple):
+    """The header of a message from worker to worker.
+
+    Attributes
+    ----------
+    worker : int
+        Who sent it.
+    iteration : int
+        At which of its iterations, from 0.
+    weight : float
+        What goes with the parameters: a push-sum weight, say.
+    answer : bool
+        It answers a message of the receiver's.
+    sequence : int
+        Its number among those to this worker, from 1; set when it is sent.
+    """
+
+    worker: int
+    iteration: int
+    weight: float = 1.0
+    answer: bool = False
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """``target ← target + weight · payload`` of the push being handled.
+    """``target ← target + weight · payload`` of the push being handled, or of ``worker``'s held
+    one.
 
     ``target`` is ``"global"`` (the global parameters) or ``"sum"`` (the accumulated gradients).
     """
 
     target: str
     weight: float
+    worker: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the push being handled in its slot, not acknowledged, until a :class:`Merge` names its
+    worker.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +167,27 @@ class Apply:
     """One step of the server's momentum SGD with the accumulated gradients, which it then clears.
 
     ``rates`` holds a learning rate per parameter group, ``scale`` multiplies the sum (1/c̃ for a
-    mean).
+    mean).  Momentum and weight decay are the workers' own where None.
     """
 
     rates: tuple[float, ...]
     scale: float
-    momentum: float
-    weight_decay: float
+    momentum: float | None = None
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send the global parameters, as they are after all merges at hand, to ``worker`` with
-    ``alpha``.
+    ``alpha`` and ``clock``.
     """
 
     worker: int
     alpha: float
+    clock: int = 0
 
 
-Action = Merge | Apply | Send
+Action = Merge | Hold | Apply | Send
 
 
 class RequestKind(IntEnum):
@@ -180,7 +219,7 @@ class ChannelSpec(NamedTuple):
 
     ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the
     stretches ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its
-    options as text.
+    options as text; ``momentum`` and ``weight_decay`` are the local optimizer's.
     """
 
     entries: tuple[tuple[str, str], ...]
@@ -190,6 +229,8 @@ class ChannelSpec(NamedTuple):
     floats: int
     counts: int
     options: str
+    momentum: float = 0.0
+    weight_decay: float = 0.0
 
 
 class SendTimes(NamedTuple):

@@ -2,10 +2,12 @@
 
     python bench/step.py --rounds 5
 
-Four scenes, each a job of its own kind: 100 ms of *emulated* computing (a sleep) with 4 workers,
-and about 50 ms of real computing (matrix products) with 1 worker beside the server, so that each
-has a core; with 8 MB and with 80 MB of parameters.  Printed: the median step with pushes off and
-on, their ratio per round and its median, the seconds blocked in all, the share coalesced.
+Two kinds of computing, each with 8 MB and with 80 MB of parameters.  *Emulated*, a sleep of 100 ms,
+with 4 workers: jobs with pushes off and on in turn.  *Real*, about 50 ms of matrix products, with 1
+worker beside the server, so that each has a core: within one job, blocks of steps of the plain
+optimizer and of the distributed one in turn, because the machine's speed changes between jobs.
+Printed: the median step with pushes off and on, their ratio per round and its median, the seconds
+blocked in all, the share coalesced.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from launching import mpirun
 
 SKIP = 5
-"""Steps at the start that do not count."""
+"""Steps at the start, of a job or of a block, that do not count."""
+
+BLOCK = 10
+"""Steps in a block of :func:`alternate` that count."""
 
 
 def job(
@@ -55,6 +60,34 @@ def job(
     am.finish(model)
 
 
+def alternate(out: str, megabytes: float, products: float, steps: int) -> None:
+    """The same with real computing, in blocks without and with pushes; prints both medians [s]."""
+    import torch
+
+    import aladdin_mpi as am
+
+    am.init("aladdin", out=out, progress="off")
+    x = torch.nn.Parameter(torch.zeros(int(megabytes * 1e6 / 4)))
+    x.grad = torch.full_like(x, 1e-6)
+    model = torch.nn.Module()
+    model.x = x
+    optimizer = am.DistributedOptimizer(torch.optim.SGD([x], lr=0.1), model)
+    a = torch.rand(256, 256)
+    plain = torch.optim.SGD.step
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for block in range(2 * steps // BLOCK):
+        on = bool(block % 2)
+        for step in range(-SKIP, BLOCK):
+            start = time.perf_counter()
+            for _ in range(int(products)):
+                a.mm(a)
+            optimizer.step() if on else plain(optimizer)
+            if step >= 0:  # the first ones still feel the other kind's pushes
+                times[on].append(time.perf_counter() - start)
+    am.finish(model)
+    print("medians", statistics.median(times[False]), statistics.median(times[True]), flush=True)
+
+
 def products_in(milliseconds: float) -> int:
     """Matrix products that take this long; counted once, so that on and off compute the same."""
     import torch
@@ -71,13 +104,15 @@ def products_in(milliseconds: float) -> int:
 
 def measure(
     workers: int, megabytes: float, emulated_ms: float, products: float, push: str, steps: int
-) -> tuple[float, float, float]:
-    """Median step [s], seconds blocked in all, share coalesced; over all workers of one job."""
+) -> tuple[float, float, float, str]:
+    """Median step [s], seconds blocked in all, share coalesced, over all workers of one job; and
+    what it printed.
+    """
     from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, push, megabytes, emulated_ms, products, steps)
-        mpirun(workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600)
+        run = mpirun(workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600)
         rows = []
         for rank in range(1, workers + 1):
             with open_rank_file(rank_path(folder, rank)) as file:
@@ -85,7 +120,7 @@ def measure(
     table = np.concatenate(rows)
     return (
         float(np.median(table["step_s"])), float(table["blocked_s"].sum()),
-        float(table["coalesced"].mean()),
+        float(table["coalesced"].mean()), run.stdout,
     )  # fmt: skip
 
 
@@ -111,11 +146,16 @@ def main(
         for megabytes in (8.0, 80.0):
             off, on, ratio, blocked, coalesced = [], [], [], 0.0, []
             for _ in range(rounds):
-                base = measure(workers, megabytes, emulated, real, "none", steps)
-                mine = measure(workers, megabytes, emulated, real, "update", steps)
-                off.append(base[0])
-                on.append(mine[0])
-                ratio.append(mine[0] / base[0])
+                if real:
+                    mine = measure(workers, megabytes, emulated, real, "in turn", steps)
+                    medians = [float(word) for word in mine[3].split()[1:3]]
+                else:
+                    base = measure(workers, megabytes, emulated, real, "none", steps)
+                    mine = measure(workers, megabytes, emulated, real, "update", steps)
+                    medians = [base[0], mine[0]]
+                off.append(medians[0])
+                on.append(medians[1])
+                ratio.append(medians[1] / medians[0])
                 blocked += mine[1]
                 coalesced.append(mine[2])
             row = (
@@ -138,7 +178,11 @@ def main(
 @click.argument("push")
 @click.argument("numbers", nargs=4, type=float)
 def run_job(out: str, push: str, numbers: tuple[float, float, float, float]) -> None:
-    job(out, push, *numbers[:3], int(numbers[3]))
+    megabytes, emulated_ms, products, steps = numbers
+    if push == "in turn":
+        alternate(out, megabytes, products, int(steps))
+    else:
+        job(out, push, megabytes, emulated_ms, products, int(steps))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.messages import ChannelSpec, Push, RequestKind
 from aladdin_mpi.record.recorder import MemoryFile, Recorder
+from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.progress import Progress
 from aladdin_mpi.runtime.server import ServerLoop
-from aladdin_mpi.runtime.worker import Driver, StepClock
+from aladdin_mpi.runtime.worker import Driver
 
 
 class Blocked(Exception):

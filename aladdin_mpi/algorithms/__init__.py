@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import importlib
 
-from aladdin_mpi.algorithms import aladdin
+from aladdin_mpi.algorithms import (
+    adpsgd,
+    aladdin,
+    arsgd,
+    asp,
+    bsp,
+    diloco,
+    dpsgd,
+    dssp,
+    easgd,
+    gosgd,
+    localsgd,
+    sgp,
+    shat,
+    ssp,
+)
 from aladdin_mpi.algorithms.base import Algorithm
 from aladdin_mpi.errors import ConfigError
 
 __all__ = ["REGISTRY", "find"]
 
-REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for module in (aladdin,)}
+_MODULES = (
+    aladdin, shat, bsp, asp, ssp, dssp, easgd, arsgd, localsgd, gosgd, dpsgd, adpsgd, sgp, diloco,
+)  # fmt: skip
+
+REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for module in _MODULES}
 
 
 def find(name: str) -> Algorithm:

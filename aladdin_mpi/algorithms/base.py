@@ -15,7 +15,6 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Port
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import Action, Push
 
@@ -26,6 +25,7 @@ __all__ = [
     "Topology",
     "Worker",
     "check",
+    "choose",
     "fill",
     "flag",
     "option",
@@ -43,18 +43,24 @@ class Topology(Enum):
 
 
 class Worker(Protocol):
-    """A worker's half of an algorithm; one object per optimizer."""
+    """A worker's half of an algorithm; one object per optimizer.
+
+    ``port`` is a :class:`~aladdin_mpi.core.port.Port` where there is a server, else a
+    :class:`~aladdin_mpi.core.port.PeerPort`.
+    """
 
     def step(
-        self, params: FlatParams, local_update: Callable[[], None], port: Port, iteration: int
+        self, params: FlatParams, local_update: Callable[[], None], port: Any, iteration: int
     ) -> None:
         """One call of the user's ``optimizer.step()``; gradients are complete."""
 
     def before_forward(self, params: FlatParams) -> None:
         """Called before the next forward pass."""
 
-    def finish(self, params: FlatParams, port: Port) -> None:
-        """Push what has not been pushed yet, marked as the last push; may wait for a free slot."""
+    def finish(self, params: FlatParams, port: Any) -> None:
+        """With a server: push what has not been pushed yet, marked as the last push; may wait for
+        a free slot.  Without: end together with the others, all with the same parameters.
+        """
 
     def state_dict(self) -> State: ...
 
@@ -91,16 +97,21 @@ def check(config: object, name: str, condition: bool, allowed: str) -> None:
         raise ConfigError(f"{flag(name)} {getattr(config, name)}: {allowed}")
 
 
+def choose(config: Any) -> None:
+    """Check every field with choices against them."""
+    for spec in fields(config):
+        given, choices = getattr(config, spec.name), spec.metadata.get("choices")
+        if choices and given is not None:
+            check(config, spec.name, given in choices, "choose from " + ", ".join(choices))
+
+
 def fill(config: Any, presets: dict[str, dict[str, Any]]) -> None:
     """Complete a frozen configuration in its ``__post_init__``.
 
     Every field with choices is checked against them; then those that are None take the value of
     the preset that ``config.preset`` names.
     """
-    for spec in fields(config):
-        given, choices = getattr(config, spec.name), spec.metadata.get("choices")
-        if choices and given is not None:
-            check(config, spec.name, given in choices, "choose from " + ", ".join(choices))
+    choose(config)
     for name, value in presets[config.preset].items():
         if getattr(config, name) is None:
             object.__setattr__(config, name, value)
@@ -144,7 +155,15 @@ class Algorithm:
     server : callable or None
         ``server(config, num_workers) -> Server``.
     traits : frozenset of str
-        Properties that the conformance tests hold it to, such as ``keeps_the_mean``.
+        Properties that the runtime relies on and the conformance tests hold it to:
+
+        - ``equals_sgd_at_one_worker``: one worker makes the steps of its local optimizer.
+        - ``keeps_the_mean``: communication alone does not change the mean of what all hold;
+          ``keeps_the_sum``: nor the sum of the workers' parameters and the server's.
+        - ``lockstep``: all workers make as many iterations, so that they share data evenly.
+        - ``server_applies``: the server steps with SGD; the workers' optimizer must be SGD.
+        - ``synchronous``: n workers make the steps of one with the joined batch.
+        - ``waits_for_stragglers``: a slow worker slows all others down.
     """
 
     name: str
@@ -160,6 +179,9 @@ class Algorithm:
         {
             "equals_sgd_at_one_worker",
             "keeps_the_mean",
+            "keeps_the_sum",
+            "lockstep",
+            "server_applies",
             "synchronous",
             "waits_for_stragglers",
         }

@@ -12,6 +12,7 @@ import numpy as np
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import Port
+from aladdin_mpi.core.ready import Range, ReadyRanges
 
 __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
 
@@ -53,24 +54,71 @@ class PendingUpdate:
 
 
 class PendingGradients:
-    """Σ g since the last push."""
+    """Σ g since the last push.
 
-    def __init__(self, params: FlatParams) -> None:
+    Where nothing is on its way and nothing was left over, ranges of g travel while the backward
+    pass still runs, from the second step on.
+    """
+
+    def __init__(self, params: FlatParams, passes: int = 1) -> None:
         self.total = params.new_vector()
+        self._empty = True
+        self._passes = passes
+        self._ready: ReadyRanges | None = None
+        self._frame: np.ndarray | None = None  # of this step's push, begun early
+        self._whole = False
+        self._port: Port | None = None
+
+    def _watch(self, params: FlatParams, port: Port) -> ReadyRanges:
+        def announce(part: Range) -> None:
+            if part is ready.ranges[0] and self._empty:
+                self._frame = port.early_frame()
+            if self._frame is not None:
+                params.copy_gradients(self._frame, part.first, part.last)
+                port.send_range(part.start, part.stop)
+
+        ready = ReadyRanges(params, announce, self._passes)
+        return ready
 
     def collect(self, params: FlatParams, port: Port) -> bool:
         with port.span("push_s"):
-            params.add_gradients(self.total)
-            finite = not kernels.count_nonfinite(self.total)
-            if not finite:
-                self.total.fill(0.0)
+            self._port = port
+            if self._ready is None and params.direct:
+                self._ready = self._watch(params, port)
+            if self._frame is not None and self._ready is not None and not self._ready.changed:
+                self._ready.complete()
+                self._whole = not kernels.count_nonfinite(self._frame)
+                finite = self._whole
+                if not finite:
+                    self._abandon(port)
+            else:
+                self._abandon(port)
+                params.add_gradients(self.total)
+                self._empty = False
+                finite = not kernels.count_nonfinite(self.total)
+                if not finite:
+                    self._clear()
+            if self._ready is not None:
+                self._ready.reset()
         return finite
+
+    def _abandon(self, port: Port | None) -> None:
+        if self._frame is not None and port is not None:
+            self._frame = None
+            port.abandon()
+
+    def _clear(self) -> None:
+        self.total.fill(0.0)
+        self._empty = True
 
     def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
         if snapshot is not None:
             params.read(snapshot)
-        np.copyto(out, self.total)
-        self.total.fill(0.0)
+        if not self._whole:  # else it is there already
+            self._abandon(self._port)
+            np.copyto(out, self.total)
+            self._clear()
+        self._frame, self._whole = None, False
         return True
 
     def mix(

@@ -78,8 +78,14 @@ def _run_options() -> Iterator[FlagOption]:
             values = "|".join(words)
         else:
             values = {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")
-        help = str(field.description)
-        yield _option(name, str(extra["group"]), help, field.annotation is bool, values, show)
+        help, group = str(field.description), str(extra["group"])
+        if name == "slow_worker":
+            yield FlagOption(
+                [name, flag(name)], group, help=f"{help}; may be given again",
+                metavar="INDEX:FACTOR", multiple=True,
+            )  # fmt: skip
+            continue
+        yield _option(name, group, help, field.annotation is bool, values, show)
 
 
 def _algorithm_options() -> Iterator[FlagOption]:
@@ -113,6 +119,7 @@ def _yes_no(value: object) -> str:
 
 
 def _run(config_file: str | None, **flags: object) -> None:
+    flags["slow_worker"] = flags["slow_worker"] or None
     config = RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
     options = configure(config.algorithm, config.algorithm_options)
     check(config)
@@ -127,7 +134,8 @@ train = TrainCommand(
     callback=_run,
     help="""Train a model on a data set.
 
-    Start it with the MPI's launcher: of the ranks of mpiexec -n 5, one serves and four train.
+    Start it with the MPI's launcher.  With a server, one of the ranks of mpiexec -n 5 serves and
+    four train; algorithms without one train on all (aladdin-mpi algorithms tells).
     What is given neither here nor in the file has the default in brackets.
     """,
     params=[

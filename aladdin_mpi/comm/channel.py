@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from aladdin_mpi.core.wire import FrameLayout
+from aladdin_mpi.comm.mailbox import pieces
+from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ModelError
 from aladdin_mpi.messages import ChannelSpec
 
-__all__ = ["ONE_SLOT_BYTES", "TAG_REPLY", "Opening", "agree", "tags"]
+__all__ = ["ONE_SLOT_BYTES", "TAG_REPLY", "Opening", "agree", "broadcast", "tags"]
 
 ONE_SLOT_BYTES = 256 << 20
 """[bytes] a frame above this gets one slot per worker, not two."""
@@ -33,8 +34,10 @@ class Opening(NamedTuple):
     slots: int
 
 
-def agree(world: MPI.Intracomm, server: int, spec: ChannelSpec | None) -> Opening:
+def agree(world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None) -> Opening:
     """Compare the specifications of all workers with worker 0's.  Collective over ``world``.
+
+    ``server`` is its rank, None where there is none.
 
     Raises
     ------
@@ -53,16 +56,23 @@ def agree(world: MPI.Intracomm, server: int, spec: ChannelSpec | None) -> Openin
     first = workers[0]
     layout = FrameLayout(first.size, first.floats, first.counts)
     slots = 1 if layout.frame_bytes > ONE_SLOT_BYTES else 2
-    shortage = ""
-    if comm.rank == server:
-        shortage = _shortage(comm, len(workers) * slots * layout.frame_bytes)
-    shortage = comm.bcast(shortage, server)
-    if shortage:
-        comm.Free()
-        error = ModelError(shortage)
-        error.silent = world.rank != 0
-        raise error
+    if server is not None:
+        shortage = ""
+        if comm.rank == server:
+            shortage = _shortage(comm, len(workers) * slots * layout.frame_bytes)
+        shortage = comm.bcast(shortage, server)
+        if shortage:
+            comm.Free()
+            error = ModelError(shortage)
+            error.silent = world.rank != 0
+            raise error
     return Opening(comm, first, layout, slots)
+
+
+def broadcast(opening: Opening, frame: Frame, root: int) -> None:
+    """``frame`` becomes that of ``root``.  Collective over the channel's communicator."""
+    for a, b in pieces(opening.layout.frame_bytes):
+        opening.comm.Bcast((frame.raw[a:b], b - a, MPI.BYTE), root)
 
 
 def _difference(specs: list[ChannelSpec]) -> str:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import Event, Lock
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,12 @@ class _WorkerChannel:
         self._handed = push.sequence
         self.transit.append(push.sequence)
 
+    def send_range(self, start: int, stop: int) -> None:
+        """The frame is in the memory of both sides."""
+
+    def abandon(self) -> None:
+        """Nothing has left."""
+
     def take_reply(self) -> _Incoming | None:
         world = self._link.world
         if self.replies and world.arrives("reply", self._link.worker):
@@ -118,8 +125,8 @@ class _WorkerLink:
         self.world, self.worker = world, worker
         self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, False)
         self.notices: deque[Notice] = deque()
-        self.last_heard_s = self.phase_since = time.monotonic()
-        self.phase, self.steps = Phase.START, 0
+        self.phase_since = time.monotonic()
+        self.phase, self.steps, self.own_samples = Phase.START, 0, 0
         self.channels: list[_WorkerChannel] = []
 
     def ask(self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()) -> None:
@@ -128,6 +135,9 @@ class _WorkerLink:
 
     def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
         self.ask(kind, values=values)
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        call(*args)
 
     def exchange(self, mine: bytes) -> list[bytes]:
         raise NotImplementedError("threads in one process have nothing to agree on")

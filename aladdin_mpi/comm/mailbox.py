@@ -152,7 +152,6 @@ class Outbox:
         self._windows = _Windows(comm, server, 0, 0)
         self._server = server
         self._slots = slots
-        self._pieces = pieces(layout.frame_bytes)
         # where each slot begins, and the word that announces it: what to put, and where
         ring = range(index * slots, (index + 1) * slots)
         self._bases = [place * layout.frame_bytes for place in ring]
@@ -160,41 +159,66 @@ class Outbox:
         self._word = array("q", [0])
         self._announcement = (self._word, 8, MPI.BYTE)
         self._requests: list[MPI.Request] = []
-        self._sequence = 0
+        self._raw = np.empty(0, np.uint8)
+        self._sequence = 0  # of the message begun, 0: none
+        self._whole = False
         comm.Barrier()
 
     @property
     def busy(self) -> bool:
-        """A message was started and is not published yet."""
-        return bool(self._requests)
+        """A message was begun and is not published yet."""
+        return self._sequence != 0
 
     def start(self, raw: np.ndarray, sequence: int) -> None:
-        """Begin to send a frame; ``raw`` must stay as it is until :meth:`advance` returns True.
+        """Begin to send a whole frame; see :meth:`begin`."""
+        self.begin(raw, sequence)
+        self.put(0, raw.size)
+        self._whole = True
 
-        The caller knows that message ``sequence − slots`` has been acknowledged.
+    def begin(self, raw: np.ndarray, sequence: int) -> None:
+        """Begin a message whose frame, ``raw``, is put range by range, as it becomes ready.
+
+        A range that was put must stay as it is until :meth:`advance` returns True.  The caller
+        knows that message ``sequence − slots`` has been acknowledged.
         """
-        assert not self._requests, "one message at a time"
-        self._sequence = sequence
-        base = self._bases[sequence % self._slots]
-        self._requests = [
-            self._windows.frames.Rput(
-                (raw, b - a, a, MPI.BYTE), self._server, (base + a, b - a, MPI.BYTE)
+        assert not self.busy, "one message at a time"
+        self._raw, self._sequence = raw, sequence
+
+    def put(self, start: int, stop: int) -> None:
+        """Send the bytes ``start:stop`` of the frame."""
+        base = self._bases[self._sequence % self._slots]
+        for a in range(start, stop, PIECE_BYTES):
+            size = min(PIECE_BYTES, stop - a)
+            request = self._windows.frames.Rput(
+                (self._raw, size, a, MPI.BYTE), self._server, (base + a, size, MPI.BYTE)
             )
-            for a, b in self._pieces
-        ]
+            self._requests.append(request)
+
+    def finish(self) -> None:
+        """All ranges of the frame have been put."""
+        self._whole = True
+
+    def abandon(self) -> None:
+        """Forget the message begun last, which is not whole yet; its number is free again.
+
+        Returns when its ranges lie in the slot, so that others can be put over them.
+        """
+        if self.busy:
+            MPI.Request.Waitall(self._requests)
+            self._windows.frames.Flush(self._server)
+            self._requests, self._sequence = [], 0
 
     def advance(self) -> bool:
         """Push the message started last further; True once it is published."""
-        for request in self._requests:
-            if not request.Test():
-                return False
+        if not self._whole or not MPI.Request.Testall(self._requests):
+            return False
         # The order is the protocol: the frame complete at the target, only then the word.
         self._windows.frames.Flush(self._server)
         self._word[0] = self._sequence
         place = self._places[self._sequence % self._slots]
         self._windows.words.Put(self._announcement, self._server, place)
         self._windows.words.Flush(self._server)
-        self._requests = []
+        self._requests, self._sequence, self._whole = [], 0, False
         return True
 
     def free(self) -> None:

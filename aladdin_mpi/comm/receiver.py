@@ -9,7 +9,7 @@ import time
 
 from mpi4py import MPI
 
-from aladdin_mpi.comm.channel import Opening, agree, tags
+from aladdin_mpi.comm.channel import Opening, agree, broadcast, tags
 from aladdin_mpi.comm.control import (
     NOTICE,
     REQUEST,
@@ -56,8 +56,7 @@ class ServerChannel:
         self._link, self._comm = link, opening.comm
         self._inbox = Inbox(opening.comm, link.workers, opening.layout, opening.slots)
         self.initial = opening.layout.new_frame()
-        for a, b in pieces(opening.layout.frame_bytes):
-            opening.comm.Bcast((self.initial.raw[a:b], b - a, MPI.BYTE), link.workers[0])
+        broadcast(opening, self.initial, link.workers[0])
         self._replies = [_Sending() for _ in link.workers]
         self._copies = [_Sending() for _ in link.workers]
 

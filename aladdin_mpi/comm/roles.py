@@ -40,7 +40,7 @@ class Roles:
     rank, size : int
         In the world.
     server : int
-        Rank of the server.
+        Rank of the server; −1 where there is none.
     worker : int
         Index among the workers; −1 on a server.
     workers : tuple of int
@@ -117,15 +117,16 @@ def agree(comm: MPI.Comm, error: AladdinError | None) -> None:
             raise shared
 
 
-def find_roles(comm: MPI.Comm) -> Roles:
-    """Rank 0 serves, all others work.  Collective."""
+def find_roles(comm: MPI.Comm, servers: int) -> Roles:
+    """The first ``servers`` ranks (0 or 1) serve, all others work.  Collective."""
     rank, size = comm.rank, comm.size
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
     here = node.allgather(rank)
     node.Free()
-    workers = tuple(range(1, size))
-    local = [r for r in here if r != 0]
-    return Roles(rank, size, 0, rank - 1, workers, local.index(rank) if rank in local else -1)
+    workers = tuple(range(servers, size))
+    local = [r for r in here if r >= servers]
+    place = local.index(rank) if rank in local else -1
+    return Roles(rank, size, 0 if servers else -1, rank - servers, workers, place)
 
 
 def shared_cores(comm: MPI.Comm) -> int:

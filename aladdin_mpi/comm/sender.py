@@ -1,56 +1,36 @@
-"""A worker's link to the server: one background thread that makes every MPI call of the process.
-
-The training thread hands pushes over and takes replies through plain Python objects and never
-calls MPI, so that nothing that MPI does can hold it up.
-"""
+"""A worker's link to the server: pushes through the mailbox, replies by posted receives."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from aladdin_mpi.comm.channel import Opening, agree, tags
-from aladdin_mpi.comm.control import (
-    NOTICE,
-    REQUEST,
-    TAG_NOTICE,
-    TAG_REQUEST,
-    SmallReceiver,
-    SmallSender,
-    pack_request,
-    unpack_notice,
-)
+from aladdin_mpi.comm.channel import Opening, agree, broadcast, tags
+from aladdin_mpi.comm.control import NOTICE, TAG_NOTICE, SmallReceiver, unpack_notice
 from aladdin_mpi.comm.mailbox import Outbox, pieces
+from aladdin_mpi.comm.thread import BUSY_S, IDLE_S, WAITING_S, CommThread
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.messages import (
+    FRAME_HEADER_BYTES,
     ChannelSpec,
     Notice,
-    Phase,
     Push,
     Reply,
-    Request,
     RequestKind,
     SendTimes,
 )
 
 __all__ = ["WorkerChannel", "WorkerLink"]
 
-BEAT_S = 1.0
-"""[s] between two heartbeats."""
 
-_BUSY_S, _WAITING_S, _IDLE_S = 0.0002, 0.001, 0.005
-
-
-class _Incoming:
-    """A reply that has arrived (the port's ``Incoming``)."""
+class Received:
+    """Parameters that have arrived (the port's ``Incoming``)."""
 
     def __init__(self, frame: Frame, give_back: Callable[[Frame], None]) -> None:
         self._frame, self._give_back = frame, give_back
@@ -89,11 +69,13 @@ class WorkerChannel:
         self._link = link
         self._comm = opening.comm
         self._handed = 0
+        self._sending = 0  # the push whose frame is whole, 0: none
         self._frames = [self.layout.new_frame() for _ in range(self.slots)]
         self._queued_at = [0.0] * self.slots
         self._times = [[0.0, 0.0] for _ in range(self.slots)]  # put began, published
-        self._waiting: deque[int] = deque()
-        self._ready: deque[_Incoming] = deque()
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._early: int | None = None  # where the elements begin that were sent early
+        self._ready: deque[Received] = deque()
         self._spare = deque(self.layout.new_frame() for _ in range(2))
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
@@ -120,9 +102,29 @@ class WorkerChannel:
         frame.write_push(push)
         self._queued_at[push.sequence % self.slots] = time.monotonic()
         self._handed = push.sequence
-        self._link.post(self._waiting.append, push.sequence)
+        first = self.layout.size if self._early is None else self._early
+        self._early = None
+        self._link.post(self._waiting.append, (push.sequence, first))
 
-    def take_reply(self) -> _Incoming | None:
+    def send_range(self, start: int, stop: int) -> None:
+        """Send elements of the next frame's parameters ahead of it; nothing else is on its way.
+
+        The first range reaches to the end of the vector, each later one to the one before it.
+        """
+        if self._early is None:
+            self._link.post(self._box.begin, self.next_frame().raw, self.next_sequence)
+        self._early = start
+        self._link.post(
+            self._box.put, FRAME_HEADER_BYTES + 4 * start, FRAME_HEADER_BYTES + 4 * stop
+        )
+
+    def abandon(self) -> None:
+        """What was sent ahead is to be sent anew, or not at all."""
+        if self._early is not None:
+            self._early = None
+            self._link.post(self._box.abandon)
+
+    def take_reply(self) -> Received | None:
         """The oldest reply that was not taken yet."""
         return self._ready.popleft() if self._ready else None
 
@@ -162,17 +164,24 @@ class WorkerChannel:
 
     def progress(self) -> None:
         """Move sends and receives on."""
-        if not self._box.busy and self._waiting:
-            sequence = self._waiting.popleft()
+        if self._waiting and not (self._box.busy and self._sending):
+            sequence, first = self._waiting.popleft()
             self._times[sequence % self.slots][0] = time.monotonic()
-            self._box.start(self._frames[sequence % self.slots].raw, sequence)
+            frame = self._frames[sequence % self.slots]
+            if self._box.busy:  # ranges of it have been sent ahead
+                self._box.put(0, FRAME_HEADER_BYTES + 4 * first)
+                self._box.put(self.layout.floats_at, self.layout.frame_bytes)
+                self._box.finish()
+            else:
+                self._box.start(frame.raw, sequence)
             self._sending = sequence
         if self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
+            self._sending = 0
         if self._receiving is None and self._spare:
             self._receiving = self._receive(self._spare.popleft(), tags(self.index)[0])
         if self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
-            incoming = _Incoming(self._receiving[0], self._spare.append)
+            incoming = Received(self._receiving[0], self._spare.append)
             self._receiving = None
             self._ready.append(incoming)
             self.changed.set()
@@ -198,12 +207,12 @@ class WorkerChannel:
     def delay_s(self) -> float:
         """[s] how long the communication thread may sleep."""
         if self._box.busy or self._fetching:
-            return _BUSY_S
+            return BUSY_S
         if (
             self.in_flight()
         ):  # a fifth of what sends take: prompt on a fast link, cheap on a slow one
-            return min(max(self.send_time_s / 5, _BUSY_S), _WAITING_S)
-        return _IDLE_S
+            return min(max(self.send_time_s / 5, BUSY_S), WAITING_S)
+        return IDLE_S
 
     def close(self) -> None:
         """Collective; everything has been received."""
@@ -215,7 +224,7 @@ class WorkerChannel:
         self._comm.Free()
 
 
-class WorkerLink:
+class WorkerLink(CommThread):
     """All that a worker exchanges with the server.
 
     Parameters
@@ -235,10 +244,6 @@ class WorkerLink:
     ----------
     notice : Notice
         The server's last word.
-    last_heard_s : float
-        [s] monotonic time of it.
-    phase, phase_since, steps
-        What the training thread is doing, since when, and its iterations; told in heartbeats.
     """
 
     def __init__(
@@ -250,70 +255,13 @@ class WorkerLink:
         on_failure: Callable[[BaseException], None],
         among_workers: MPI.Intracomm,
     ) -> None:
-        self._among_workers = among_workers
-        self._exchanges: list[tuple[MPI.Request, threading.Event]] = []
-        self.comm, self.server, self.worker = comm, server, worker
-        self.notice = Notice(0, 0, 0, 0, 0, 0, num_workers, False)
-        self.last_heard_s = time.monotonic()
-        self.phase, self.phase_since, self.steps = Phase.START, self.last_heard_s, 0
+        super().__init__(comm, [server], worker, num_workers, on_failure, among_workers)
+        self.server = server
         self.channels: list[WorkerChannel] = []
-        self._on_failure = on_failure
-        # No SimpleQueue: its get(timeout) can wait for ever (seen with CPython 3.11), when the
-        # thread loses its core for longer than a short timeout.
-        self._commands: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._wake = threading.Lock()  # free: there is a command
-        self._wake.acquire()
-        self._requests = SmallSender(comm, TAG_REQUEST, REQUEST)
         self._notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [server], unpack_notice)
-        self._next_beat = 0.0
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="aladdin-sender", daemon=True)
         self._thread.start()
 
     # -- any thread -------------------------------------------------------------------------------
-
-    def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have the communication thread make a call soon."""
-        self._commands.append((call, args))
-        with contextlib.suppress(RuntimeError):  # it is free already
-            self._wake.release()
-
-    def ask(self, call: Callable[[], Any]) -> Any:
-        """Have the communication thread make a call, and wait for what it returns or raises."""
-        done = threading.Event()
-        result: list[Any] = []
-
-        def run() -> None:
-            try:
-                result.extend((True, call()))
-            except Exception as error:  # handed to the caller, who waits for it
-                result.extend((False, error))
-            done.set()
-
-        self.post(run)
-        done.wait()
-        if result[0]:
-            return result[1]
-        raise result[1]
-
-    def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
-        """Send a small message; does not wait."""
-        self.post(lambda: self.send(kind, values=values))
-
-    def exchange(self, mine: bytes, size: int = 512) -> list[bytes]:
-        """Every worker's bytes, cut to ``size``; waits for all workers.  Collective over them."""
-        out = np.zeros(size, np.uint8)
-        out[: len(mine[:size])] = np.frombuffer(mine[:size], np.uint8)
-        gathered = np.zeros((self._among_workers.size, size), np.uint8)
-        done = threading.Event()
-
-        def start() -> None:
-            request = self._among_workers.Iallgather(out, gathered)
-            self._exchanges.append((request, done))
-
-        self.post(start)
-        done.wait()
-        return [row.tobytes().rstrip(b"\0") for row in gathered]
 
     def open_channel(
         self, spec: ChannelSpec, initial: Callable[[Frame], None]
@@ -331,9 +279,7 @@ class WorkerLink:
             channel = WorkerChannel(self, index, opening)
             frame = opening.layout.new_frame()
             initial(frame)
-            root = 0 if self.server else 1
-            for a, b in pieces(opening.layout.frame_bytes):
-                opening.comm.Bcast((frame.raw[a:b], b - a, MPI.BYTE), root)
+            broadcast(opening, frame, 0 if self.server else 1)
             self.channels.append(channel)
             return channel, frame
 
@@ -354,64 +300,28 @@ class WorkerLink:
         self.post(bye)
         frames = [channel.wait_copy() for channel in self.channels]
         if not self.channels:
-            bye_done = threading.Event()
-            self.post(bye_done.set)
-            bye_done.wait()
+            self.ask(lambda: None)
 
-        def end() -> None:
-            barrier = self.comm.Ibarrier()
-            while not barrier.Test():
-                self._progress()
-                time.sleep(_WAITING_S)
+        def free() -> None:
             self._notices.cancel()
-            at_end()
             for channel in self.channels:
                 channel.close()
-            self._ended = True
 
-        self.ask(end)
+        self.ask(lambda: self._end_together(at_end, free))
         self._thread.join()
         return frames
 
     # -- communication thread ---------------------------------------------------------------------
 
-    def send(self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()) -> None:
-        """Send a small message now."""
-        now = time.monotonic()
-        record = self._requests.record()
-        since = now - self.phase_since
-        request = Request(kind, self.worker, self.phase, since, self.steps, channel, values)
-        pack_request(record, request)
-        self._requests.send(record, self.server)
-        self._next_beat = now + BEAT_S
+    def _delay_s(self) -> float:
+        return min((c.delay_s for c in self.channels), default=IDLE_S)
 
-    def _run(self) -> None:
-        try:
-            while not self._ended:
-                delay = min((c.delay_s for c in self.channels), default=_IDLE_S)
-                if not self._commands:
-                    self._wake.acquire(timeout=delay)
-                if self._commands:
-                    call, args = self._commands.popleft()
-                    call(*args)
-                if not self._ended:
-                    self._progress()
-        except BaseException as error:
-            self._on_failure(error)
-
-    def _progress(self) -> None:
+    def _listen(self) -> None:
         for channel in self.channels:
             channel.progress()
         for notice in self._notices.poll():
             self.notice = notice
-            self.last_heard_s = time.monotonic()
+            self.heard_s[self.server] = time.monotonic()
             if notice.sequence:
                 channel = self.channels[notice.channel]
                 channel.on_sent(channel.acknowledge(notice), notice)
-        for exchange in list(self._exchanges):
-            if exchange[0].Test():
-                self._exchanges.remove(exchange)
-                exchange[1].set()
-        self._requests.test()
-        if time.monotonic() >= self._next_beat and not self._requests.pending_to(self.server):
-            self.send(RequestKind.BEAT)

@@ -75,6 +75,10 @@ class FlatParams:
         The layout, the same on all ranks.
     x : ndarray of float32, shape (size,)
         The parameters: their own memory, or the shadow (see the module's docstring).
+    parameters : list of Parameter
+        In the order of the layout.
+    direct : bool
+        All of them are float32 on the CPU: there is no shadow.
 
     Notes
     -----
@@ -106,7 +110,7 @@ class FlatParams:
         ordered = sorted(
             chosen.values(), key=lambda item: (str(item[1].dtype), str(item[1].device), item[2])
         )
-        self._parameters = [parameter for _, parameter, _ in ordered]
+        self.parameters = [parameter for _, parameter, _ in ordered]
         self._names = [name for name, _, _ in ordered]
         self._segments: list[_Segment] = []
         entries: list[Entry] = []
@@ -123,16 +127,16 @@ class FlatParams:
         self.size = start
         self.entries = tuple(entries)
         only = self._segments[0]
-        self._direct = (
+        self.direct = (
             len(self._segments) == 1
             and only.flat.dtype == torch.float32
             and only.flat.device.type == "cpu"
         )
-        self.x = only.flat.numpy() if self._direct else aligned_zeros(self.size)
-        self._before = None if self._direct else aligned_zeros(self.size)
+        self.x = only.flat.numpy() if self.direct else aligned_zeros(self.size)
+        self._before = None if self.direct else aligned_zeros(self.size)
         self._unused_r: np.ndarray | None = None
         self._probe = 0
-        self._gradients: list[torch.Tensor] = []
+        self._homes: dict[int, list[torch.Tensor]] = {}
         self._gather()
 
     def _flatten(
@@ -190,7 +194,7 @@ class FlatParams:
     # -- moving values between the parameters and the float32 vector ------------------------------
 
     def _gather(self) -> None:
-        if not self._direct:
+        if not self.direct:
             x = torch.from_numpy(self.x)
             for segment in self._segments:
                 x[segment.start : segment.stop].copy_(segment.flat)
@@ -198,7 +202,7 @@ class FlatParams:
     def assign(self, values: np.ndarray) -> None:
         """``x ← values`` (float32, shape (size,)), in place."""
         np.copyto(self.x, values)
-        if not self._direct:
+        if not self.direct:
             x = torch.from_numpy(self.x)
             for segment in self._segments:
                 segment.flat.copy_(x[segment.start : segment.stop])
@@ -214,8 +218,12 @@ class FlatParams:
 
     def read(self, out: np.ndarray) -> None:
         """``out ← x``."""
+        np.copyto(out, self.gathered())
+
+    def gathered(self) -> np.ndarray:
+        """:attr:`x`, up to date; to be read only."""
         self._gather()
-        np.copyto(out, self.x)
+        return self.x
 
     # -- the passes of a push and of a mix --------------------------------------------------------
 
@@ -272,28 +280,68 @@ class FlatParams:
 
     def add_gradients(self, total: np.ndarray) -> None:
         """``total ← total + g``; a parameter without a gradient adds nothing."""
-        flat = torch.from_numpy(total)
-        if not self._gradients:
-            self._gradients = [
-                self._view(flat, entry.start, p)
-                for entry, p in zip(self.entries, self._parameters, strict=True)
-            ]
-            self._gradient_home = total
-        assert total is self._gradient_home, "one optimizer, one vector of pending gradients"
-        pairs = [
-            (view, p.grad)
-            for view, p in zip(self._gradients, self._parameters, strict=True)
-            if p.grad is not None
-        ]
+        pairs = self._gradient_pairs(total, 0, len(self.entries))
         if pairs:
             views, gradients = zip(*pairs, strict=True)
             torch._foreach_add_(list(views), [g.to("cpu", torch.float32) for g in gradients])
+
+    def copy_gradients(self, out: np.ndarray, first: int, last: int) -> None:
+        """``out ← g`` for the parameters ``first:last`` of :attr:`entries`; 0 where there is none.
+
+        ``out`` has the vector's size, and is one of a few that come again.
+        """
+        views = self._views_of(out)[first:last]
+        pairs = self._gradient_pairs(out, first, last)
+        if len(pairs) < len(views):
+            torch._foreach_zero_(views)
+        if pairs:
+            into, gradients = zip(*pairs, strict=True)
+            torch._foreach_copy_(list(into), list(gradients))
+
+    def set_gradients(self, values: np.ndarray) -> None:
+        """``g ← values`` (float32, shape (size,)); a parameter without a gradient gets one."""
+        views = self._views_of(values)
+        for view, p in zip(views, self.parameters, strict=True):
+            if p.grad is None:
+                p.grad = torch.empty_like(p, memory_format=torch.preserve_format).copy_(view)
+            else:
+                p.grad.copy_(view)
+
+    def gradients_finite(self) -> bool:
+        """No gradient holds a NaN or an infinity."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            return True
+        norms = [n.to("cpu", torch.float64) for n in torch._foreach_norm(gradients, float("inf"))]
+        return bool(torch.isfinite(torch.stack(norms)).all())
+
+    def _gradient_pairs(
+        self, home: np.ndarray, first: int, last: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [
+            (view, p.grad)
+            for view, p in zip(
+                self._views_of(home)[first:last], self.parameters[first:last], strict=True
+            )
+            if p.grad is not None
+        ]
+
+    def _views_of(self, home: np.ndarray) -> list[torch.Tensor]:
+        """A view of ``home`` for each parameter, with its shape and strides."""
+        key = home.ctypes.data
+        if key not in self._homes:
+            flat = torch.from_numpy(home)
+            self._homes[key] = [
+                self._view(flat, entry.start, p)
+                for entry, p in zip(self.entries, self.parameters, strict=True)
+            ]
+        return self._homes[key]
 
     # -- checks ------------------------------------------------------------------------------------
 
     def check_sparse(self) -> None:
         """Raise a :class:`ModelError` where a gradient is sparse."""
-        for name, p in zip(self._names, self._parameters, strict=True):
+        for name, p in zip(self._names, self.parameters, strict=True):
             if p.grad is not None and p.grad.is_sparse:
                 raise ModelError(
                     f"parameter {name} has a sparse gradient: sparse gradients are not supported; "
@@ -302,16 +350,16 @@ class FlatParams:
 
     def check_next(self) -> None:
         """Check that the next parameter, in turn, is still a view of the vector (constant time)."""
-        self._probe = (self._probe + 1) % len(self._parameters)
+        self._probe = (self._probe + 1) % len(self.parameters)
         self._check(self._probe)
 
     def check_all(self) -> None:
         """Check that every parameter is still a view of the vector."""
-        for index in range(len(self._parameters)):
+        for index in range(len(self.parameters)):
             self._check(index)
 
     def _check(self, index: int) -> None:
-        entry, p = self.entries[index], self._parameters[index]
+        entry, p = self.entries[index], self.parameters[index]
         for segment in self._segments:
             if segment.start <= entry.start < segment.stop:
                 home = segment.flat.data_ptr() + (

@@ -109,6 +109,16 @@ def _lazy_update(x, g, v, lr, momentum, weight_decay, scale):
 
 
 @jit.kernel
+def _nesterov(x, g, v, lr, momentum, scale):
+    c = x.dtype.type
+    lr, momentum, scale = c(lr), c(momentum), c(scale)
+    for i in range(x.size):
+        d = scale * g[i]
+        v[i] = momentum * v[i] + d
+        x[i] -= lr * (d + momentum * v[i])
+
+
+@jit.kernel
 def _merge_buffers(b, p, weight):
     weight = b.dtype.type(weight)
     for i in range(b.size):
@@ -221,6 +231,13 @@ def lazy_update(
     _lazy_update(*_cut(start, stop, x, g, v), *map(float, (lr, momentum, weight_decay, scale)))
 
 
+def nesterov(x: Vector, g: Vector, v: Vector, lr: float, momentum: float, scale: float) -> None:
+    """``d = scale g``, ``v = momentum v + d``, ``x -= lr (d + momentum v)``: Nesterov's momentum as
+    in ``torch.optim.SGD``.
+    """
+    _nesterov(*_cut(0, None, x, g, v), float(lr), float(momentum), float(scale))
+
+
 def merge_buffers(target: Vector, payload: Vector, weight: float) -> None:
     """Running statistics: ``b += w (p - b)`` where p is finite and differs from b."""
     _merge_buffers(*_cut(0, None, target, payload), float(weight))
@@ -242,6 +259,7 @@ def _call_all() -> None:
         mix_plain(x, r, g, 1.0)
         mix_lagged(x, r, g, s, 1.0)
         lazy_update(x, g, s, 0.0, 0.0, 0.0, 0.0)
+        nesterov(x, g, s, 0.0, 0.0, 1.0)
         merge_buffers(x, g, 1.0)
 
 

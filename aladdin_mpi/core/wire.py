@@ -14,7 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from aladdin_mpi.core.flat import ALIGN, aligned_zeros
-from aladdin_mpi.messages import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_GROUPS, Push, Reply
+from aladdin_mpi.messages import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    MAX_GROUPS,
+    PeerHeader,
+    Push,
+    Reply,
+)
 
 __all__ = ["Arrival", "Frame", "FrameLayout"]
 
@@ -93,7 +100,7 @@ class Frame:
             rates[: len(push.rates)] = push.rates
         self.header[0] = (
             push.sequence, push.worker, push.iterations, push.samples, push.handled,
-            push.wants_reply, push.version, push.last, push.active, 0, 0.0, push.iteration_s,
+            push.wants_reply, push.version, push.last, push.active, 0, 0, 0.0, push.iteration_s,
             push.loss, rates,
         )  # fmt: skip
         self._trailer[0] = push.sequence
@@ -103,8 +110,8 @@ class Frame:
         h = self.header[0].item()
         return Push(
             sequence=h[0], worker=h[1], iterations=h[2], samples=h[3], handled=h[4],
-            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], iteration_s=h[11],
-            loss=h[12], rates=tuple(h[13][:num_rates].tolist()),
+            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], iteration_s=h[12],
+            loss=h[13], rates=tuple(h[14][:num_rates].tolist()),
         )  # fmt: skip
 
     def write_reply(self, reply: Reply) -> None:
@@ -114,12 +121,34 @@ class Frame:
         header["number"] = reply.number
         header["version"] = reply.version
         header["alpha"] = reply.alpha
+        header["clock"] = reply.clock
         self._trailer[0] = reply.sequence
+
+    def write_peer(self, peer: PeerHeader) -> None:
+        """Fill in header and trailer."""
+        header = self.header[0]
+        header["sequence"] = peer.sequence
+        header["worker"] = peer.worker
+        header["iterations"] = peer.iteration
+        header["alpha"] = peer.weight
+        header["wants_reply"] = not peer.answer
+        self._trailer[0] = peer.sequence
+
+    def read_peer(self) -> PeerHeader:
+        """The header of a message from worker to worker."""
+        h = self.header[0]
+        return PeerHeader(
+            int(h["worker"]), int(h["iterations"]), float(h["alpha"]), not h["wants_reply"],
+            int(h["sequence"]),
+        )  # fmt: skip
 
     def read_reply(self) -> Reply:
         """The header of a reply."""
         h = self.header[0]
-        return Reply(int(h["number"]), int(h["version"]), int(h["sequence"]), float(h["alpha"]))
+        return Reply(
+            int(h["number"]), int(h["version"]), int(h["sequence"]), float(h["alpha"]),
+            int(h["clock"]),
+        )  # fmt: skip
 
 
 class Arrival(NamedTuple):

@@ -379,5 +379,6 @@ END_VALUES: tuple[Column, ...] = (
     Column("version", "i8", "1", "last version of the global parameters"),
     Column("rows_lost", "i8", "1", "rows that could not be written; -1: the file was not closed"),
     Column("reason", "S120", "text", "why the run ended"),
+    Column("backend", "S120", "text", "what averaged the gradients; empty: nothing did"),
 )
 """Scalar datasets under ``/run``, known only at the end; unknown until then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import aligned_zeros
 from aladdin_mpi.core.wire import Frame
-from aladdin_mpi.messages import Apply, ChannelSpec, Merge, Push, Send
+from aladdin_mpi.messages import Action, Apply, ChannelSpec, Hold, Merge, Push, Send
 
 __all__ = ["PIECE", "GlobalModel", "Handled", "Pass"]
 
@@ -41,6 +42,27 @@ class Handled(NamedTuple):
     staleness: int
     version: int
     nonfinite: bool
+
+
+class _Held(NamedTuple):
+    """A push whose slot is still needed."""
+
+    frame: Frame
+    push: Push
+    bad: bool
+
+
+@dataclass
+class _Turn:
+    """What comes of the pushes handled together; ``waiting`` are payloads and weights of one
+    target.
+    """
+
+    handled: list[Handled] = field(default_factory=list)
+    sends: dict[int, Send] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+    waiting: list[tuple[np.ndarray, float]] = field(default_factory=list)
+    target: str = "global"
 
 
 class GlobalModel:
@@ -74,61 +96,70 @@ class GlobalModel:
     ) -> None:
         self.frame, self.rules, self.version = initial, rules, 0
         self.last_merged = [0] * num_workers
-        self._ranges = spec.ranges
+        self._held: dict[int, _Held] = {}
+        self._spec = spec
         self._num_rates = 1 + max(group for _, _, group in spec.ranges)
         self._between = between
         self._sum: np.ndarray | None = None
         self._velocity: np.ndarray | None = None
 
-    def handle(self, frames: Sequence[Frame]) -> tuple[list[Handled], dict[int, float], list[Pass]]:
-        """Merge pushes in the order given.
+    def handle(self, frames: Sequence[Frame]) -> tuple[list[Handled], dict[int, Send], list[Pass]]:
+        """Merge pushes in the order given, or as the algorithm says.
 
         Returns
         -------
         handled : list of Handled
+            Those that need their slot no longer.
         sends : dict
-            Worker to α, for the replies to make now that all of them are merged.
+            By worker, the replies to make now that all of them are merged.
         passes : list of Pass
         """
-        handled: list[Handled] = []
-        sends: dict[int, float] = {}
-        passes: list[Pass] = []
-        waiting: list[tuple[np.ndarray, float]] = []  # payloads and weights of one target
-        target = "global"
-
-        def flush() -> None:
-            if waiting:
-                passes.append(self._merge(target, waiting))
-                waiting.clear()
-
+        turn = _Turn()
         for frame in frames:
             push = frame.read_push(self._num_rates)
-            bad = self._nonfinite(frame.params)
-            staleness = self.version - push.version
-            self.version += 1
-            for action in self.rules.on_push(push):
-                if isinstance(action, Send):
-                    sends[action.worker] = action.alpha
-                elif isinstance(action, Apply):
-                    flush()
-                    self._apply(action)
-                elif not bad:
-                    assert isinstance(action, Merge)
-                    if action.target != target:
-                        flush()
-                        target = action.target
-                    waiting.append((frame.params, action.weight))
-            if not bad:
-                kernels.merge_buffers(self.frame.floats, frame.floats, 1 / push.active)
-                kernels.max_counters(self.frame.counts, frame.counts)
-            self.last_merged[push.worker] = push.sequence
+            self._held[push.worker] = held = _Held(frame, push, self._nonfinite(frame.params))
+            actions = self.rules.on_push(push)
+            self._obey(turn, actions, push.worker)
+            if Hold() not in actions and self._held.get(push.worker) is held:
+                self._release(turn, push.worker)
             if push.last:
-                for action in self.rules.on_leave(push.worker):
-                    assert isinstance(action, Send), "a leaver brings no payload"
-                    sends[action.worker] = action.alpha
-            handled.append(Handled(push, staleness, self.version, bad))
-        flush()
-        return handled, sends, passes
+                self._obey(turn, self.rules.on_leave(push.worker), -1)
+        self._flush(turn)
+        return turn.handled, turn.sends, turn.passes
+
+    def _obey(self, turn: _Turn, actions: Sequence[Action], worker: int) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                turn.sends[action.worker] = action
+            elif isinstance(action, Apply):
+                self._flush(turn)
+                self._apply(action)
+            elif isinstance(action, Merge):
+                of = worker if action.worker < 0 else action.worker
+                held = self._held[of]
+                if action.target != turn.target:
+                    self._flush(turn)
+                    turn.target = action.target
+                if not held.bad:
+                    turn.waiting.append((held.frame.params, action.weight))
+                if action.worker >= 0:
+                    self._release(turn, of)
+
+    def _release(self, turn: _Turn, worker: int) -> None:
+        """A push is done with, apart from the pass over its payload."""
+        frame, push, bad = self._held.pop(worker)
+        staleness = self.version - push.version
+        self.version += 1
+        if not bad:
+            kernels.merge_buffers(self.frame.floats, frame.floats, 1 / push.active)
+            kernels.max_counters(self.frame.counts, frame.counts)
+        self.last_merged[worker] = push.sequence
+        turn.handled.append(Handled(push, staleness, self.version, bad))
+
+    def _flush(self, turn: _Turn) -> None:
+        if turn.waiting:
+            turn.passes.append(self._merge(turn.target, turn.waiting))
+            turn.waiting.clear()
 
     def copy_to(self, frame: Frame) -> float:
         """Copy parameters and buffers into a frame; returns [s]."""
@@ -172,10 +203,13 @@ class GlobalModel:
 
     def _apply(self, action: Apply) -> None:
         total, velocity = self._accumulator()
-        for start, stop, group in self._ranges:
+        momentum, decay = action.momentum, action.weight_decay
+        momentum = self._spec.momentum if momentum is None else momentum
+        decay = self._spec.weight_decay if decay is None else decay
+        for start, stop, group in self._spec.ranges:
             for a in range(start, stop, PIECE):
                 kernels.lazy_update(
-                    self.frame.params, total, velocity, action.rates[group], action.momentum,
-                    action.weight_decay, action.scale, a, min(a + PIECE, stop),
+                    self.frame.params, total, velocity, action.rates[group], momentum, decay,
+                    action.scale, a, min(a + PIECE, stop),
                 )  # fmt: skip
                 self._between()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,12 @@ from aladdin_mpi.messages import Phase
 from aladdin_mpi.record.hdf5 import RankFile, rank_path
 from aladdin_mpi.record.recorder import NullRecorder, Recorder
 from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.crash import guard
 from aladdin_mpi.runtime.progress import Progress, choose
 from aladdin_mpi.runtime.server import ServerLoop
-from aladdin_mpi.runtime.worker import StepClock
 
-__all__ = ["Job", "Settings", "connect", "serve", "start"]
+__all__ = ["Job", "Settings", "connect", "connect_peers", "serve", "start"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Settings:
     config_text: str = ""
     samples_total: int = 0
     description: str = ""
+    slow_worker: Mapping[int, float] = field(default_factory=dict)
 
 
 class Job:
@@ -62,12 +65,15 @@ class Job:
     recorder : Recorder or NullRecorder
     offset : tuple of float
         [s] what to add to this rank's clock to get rank 0's, and its uncertainty.
+    progress : Progress
+        What this rank shows.
     """
 
     def __init__(self, comm: Any, roles: Any, folder: Path) -> None:
         self.comm, self.roles, self.folder = comm, roles, folder
         self.recorder: NullRecorder = NullRecorder()
         self.offset = (0.0, 0.0)
+        self.progress = Progress("off", 0, "")
 
     def say(self, text: str) -> None:
         """Show a line of this rank to the user."""
@@ -87,17 +93,21 @@ class Job:
             self.recorder.set_end(name, value)
         self.recorder.flush()
         atexit.register(self.recorder.close)  # an evaluation of the final model may still come
+        self.progress.close()
         guard.disarm()
 
 
-def start(settings: Settings) -> Job:
-    """Initialize MPI and everything that a rank needs.  Collective over all ranks."""
+def start(settings: Settings, servers: int) -> Job:
+    """Initialize MPI and everything that a rank needs.  Collective over all ranks.
+
+    ``servers`` ranks serve, 0 or 1.
+    """
     _limit_threads_early(settings)
     from aladdin_mpi.comm import roles as comm_roles
 
     guard.arm("", comm_roles.abort)
-    comm = comm_roles.open_world()
-    roles = comm_roles.find_roles(comm)
+    comm = comm_roles.open_world(need=1 + servers)
+    roles = comm_roles.find_roles(comm, servers)
     guard.arm(roles.who, comm_roles.abort, first=roles.worker <= 0)
     sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
     _limit_threads(settings, comm_roles.shared_cores(comm))
@@ -220,7 +230,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> No
     )  # fmt: skip
 
 
-def connect(job: Job, settings: Settings) -> tuple[Any, StepClock]:
+def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]:
     """A worker's link, with its communication thread running, and its clock."""
     from aladdin_mpi.comm.sender import WorkerLink
 
@@ -229,22 +239,45 @@ def connect(job: Job, settings: Settings) -> tuple[Any, StepClock]:
     link = WorkerLink(
         job.comm.Dup(), roles.server, roles.worker, len(roles.workers), guard.fail, among
     )
-    stalled = [0.0]
+    _watch(job, settings, link, {roles.server: f"the server (rank {roles.server})"})
+    return link, StepClock(link, len(roles.workers), evenly)
+
+
+def connect_peers(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]:
+    """The same where there is no server; worker 0 shows the progress."""
+    from aladdin_mpi.comm.peers import PeerLink
+
+    link = PeerLink(job.comm.Dup(), guard.fail)
+    clock = StepClock(link, job.roles.size, evenly)
+    if job.roles.worker == 0:
+        _watch(job, settings, link, {other: f"worker {other}" for other in link.others})
+        job.progress = Progress(choose(settings.progress), settings.samples_total, job.roles.who)
+
+        def show() -> None:
+            if not math.isnan(clock.loss):
+                job.progress.loss(clock.loss)
+            job.progress.update(clock.seen_samples(), math.nan, link.notice.active)
+
+        job.recorder.every(show)
+    return link, clock
+
+
+def _watch(job: Job, settings: Settings, link: Any, names: dict[int, str]) -> None:
+    """Name those that are silent (housekeeping thread: it waits for nobody)."""
+    stalled: dict[int, float] = {}
 
     def watch() -> None:
-        """Name the server where it is silent (housekeeping thread: it waits for nobody)."""
-        late = time.monotonic() - link.last_heard_s
-        if late >= settings.stall_s and not stalled[0] and link.phase is not Phase.START:
-            stalled[0] = time.monotonic() - late
-            text = f"the server (rank {roles.server}) has said nothing for {late:.0f} s"
-            job.recorder.event(EventKind.STALL, -1, late, text)
-            job.say(
-                f"{text}; it was in phase 'serve', this worker is in '{link.phase.name.lower()}'"
-            )
-        elif late < settings.stall_s and stalled[0]:
-            took, stalled[0] = time.monotonic() - stalled[0], 0.0
-            job.recorder.event(EventKind.STALL_END, -1, took, "the server goes on")
-            job.say(f"the server goes on after {took:.0f} s")
+        now = time.monotonic()
+        for rank, name in names.items():
+            late = now - link.heard_s[rank]
+            if late >= settings.stall_s and rank not in stalled and link.phase is not Phase.START:
+                stalled[rank] = now - late
+                text = f"{name} has said nothing for {late:.0f} s"
+                job.recorder.event(EventKind.STALL, -1, late, text)
+                job.say(f"{text}; this worker is in phase '{link.phase.name.lower()}'")
+            elif late < settings.stall_s and rank in stalled:
+                took = now - stalled.pop(rank)
+                job.recorder.event(EventKind.STALL_END, -1, took, f"{name} goes on")
+                job.say(f"{name} goes on after {took:.0f} s")
 
     job.recorder.every(watch)
-    return link, StepClock(link)

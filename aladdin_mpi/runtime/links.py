@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from aladdin_mpi.core.port import Incoming
+import numpy as np
+
+from aladdin_mpi.core.port import Incoming, PeerIncoming
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.messages import (
     ChannelSpec,
     Notice,
+    PeerHeader,
     Phase,
     Push,
     Reply,
@@ -21,9 +24,11 @@ from aladdin_mpi.record.schema import Row
 
 __all__ = [
     "ArrivalLike",
+    "PeerEnd",
     "Recording",
     "ServerEnd",
     "ServerLinkLike",
+    "SumLike",
     "WorkerEnd",
     "WorkerLinkLike",
 ]
@@ -90,9 +95,38 @@ class WorkerEnd(Protocol):
     @property
     def next_sequence(self) -> int: ...
     def submit(self, push: Push) -> None: ...
+    def send_range(self, start: int, stop: int) -> None: ...
+    def abandon(self) -> None: ...
     def take_reply(self) -> Incoming | None: ...
     def wait_change(self, timeout_s: float) -> None: ...
     def fetch(self) -> Frame: ...
+
+
+class SumLike(Protocol):
+    """A sum over all workers under way (see ``comm.peers.Sum``)."""
+
+    def wait(self) -> None: ...
+
+
+class PeerEnd(Protocol):
+    """A channel without a server (see ``comm.peers.PeerChannel``)."""
+
+    index: int
+    ended: dict[int, int]
+    sent: dict[int, int]
+    on_message: Callable[[PeerIncoming], bool] | None
+    on_sent: Callable[[PeerHeader, int, float, float, int], None] | None
+
+    def use_messages(self) -> None: ...
+    def try_send(
+        self, to: int, write: Callable[[np.ndarray], None], header: PeerHeader
+    ) -> bool: ...
+    def take(self) -> PeerIncoming | None: ...
+    def wait_change(self, timeout_s: float) -> None: ...
+    def start_sum(self, array: np.ndarray) -> SumLike: ...
+    def largest(self, array: np.ndarray) -> None: ...
+    def leave(self, iterations: int) -> None: ...
+    def all_ended(self) -> bool: ...
 
 
 class WorkerLinkLike(Protocol):
@@ -100,14 +134,15 @@ class WorkerLinkLike(Protocol):
 
     worker: int
     notice: Notice
-    last_heard_s: float
     phase: Phase
     phase_since: float
     steps: int
+    own_samples: int
 
     def open_channel(
         self, spec: ChannelSpec, initial: Callable[[Frame], None]
-    ) -> tuple[WorkerEnd, Frame]: ...
+    ) -> tuple[Any, Frame]: ...
+    def post(self, call: Callable[..., Any], *args: Any) -> None: ...
     def exchange(self, mine: bytes) -> list[bytes]: ...
     def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None: ...
     def close(self, at_end: Callable[[], None]) -> list[Frame]: ...

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import Phase
-from aladdin_mpi.runtime.worker import StepClock
+from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.workload.partition import PartitionSampler
 
 __all__ = ["PartitionedLoader", "batch_length"]

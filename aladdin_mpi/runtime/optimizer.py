@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aladdin_mpi.errors import ModelError
+from aladdin_mpi.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from aladdin_mpi.runtime.worker import Driver
 
-__all__ = ["check_supported", "distribute"]
+__all__ = ["check_sgd", "check_supported", "distribute"]
 
 
 class _Distributed:
@@ -59,6 +59,30 @@ def check_supported(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
                 f"module {name} ({type(module).__name__}) makes sparse gradients, which are not "
                 "supported: build it with sparse=False"
             )
+
+
+def check_sgd(optimizer: torch.optim.Optimizer, algorithm: str) -> None:
+    """Refuse an optimizer other than the one that servers step with.
+
+    Raises
+    ------
+    ConfigError
+    """
+    group = optimizer.param_groups[0]
+    plain = type(optimizer) is torch.optim.SGD and not (
+        group["nesterov"] or group["dampening"] or group["maximize"]
+    )
+    alike = all(
+        other.get(name) == group.get(name)
+        for other in optimizer.param_groups
+        for name in ("momentum", "weight_decay")
+    )
+    if not plain or not alike:
+        raise ConfigError(
+            f"--algorithm {algorithm}: the server applies the gradients, with SGD of one momentum "
+            "and weight decay: use torch.optim.SGD without Nesterov, dampening and maximize, or "
+            "an algorithm whose workers step themselves (aladdin, easgd, arsgd, localsgd, …)"
+        )
 
 
 def distribute(optimizer: torch.optim.Optimizer, driver: Driver) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from aladdin_mpi.algorithms import REGISTRY, find
 from aladdin_mpi.algorithms.base import flag
+from aladdin_mpi.comm.libraries import horovod_problem
 from aladdin_mpi.errors import ConfigError
 
-__all__ = ["configure", "option_names", "option_type"]
+__all__ = ["check_slow", "configure", "option_names", "option_type"]
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {int: "must be a whole number", float: "must be a number", bool: "must be yes or no"}
@@ -66,7 +67,32 @@ def configure(algorithm: str, given: Mapping[str, object]) -> Any:
             if value is None and optional
             else _convert(flag(name), value, option_type(config, name))
         )
-    return config(**values)
+    made = config(**values)
+    if getattr(made, "backend", None) == "auto":
+        made = replace(made, backend="horovod" if horovod_problem() is None else "mpi")
+    return made
+
+
+def check_slow(given: Mapping[Any, Any]) -> dict[int, float]:
+    """Factors by worker, checked.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found: dict[int, float] = {}
+    for index, factor in given.items():
+        try:
+            found[int(index)] = float(factor)
+            good = int(index) >= 0 and 1 <= float(factor) < math.inf
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise ConfigError(
+                f"--slow-worker {index}:{factor}: give INDEX:FACTOR, a worker from 0 and a factor "
+                "of at least 1, such as 3:10"
+            )
+    return found
 
 
 def _convert(where: str, value: object, kind: type) -> object:

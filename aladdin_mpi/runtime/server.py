@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.errors import NonFiniteError
-from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind
+from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind, Send
 from aladdin_mpi.record.schema import EventKind, Row
 from aladdin_mpi.runtime.globals import GlobalModel
 from aladdin_mpi.runtime.links import Recording, ServerEnd, ServerLinkLike
@@ -48,7 +48,7 @@ class _Channel:
     def __init__(self, end: ServerEnd, model: GlobalModel, num_workers: int) -> None:
         self.end, self.model = end, model
         self.numbers = [0] * num_workers
-        self.owed: dict[int, float] = {}  # worker -> α
+        self.owed: dict[int, Send] = {}
         self.copies: list[int] = []  # workers that asked for a copy
         self.sent: dict[int, tuple[float, Row]] = {}  # replies under way
 
@@ -189,26 +189,23 @@ class ServerLoop:
     def _reply(self, channel: _Channel) -> None:
         model, end = channel.model, channel.end
         self._flush_replies()
-        for worker, alpha in list(channel.owed.items()):
+        for worker, send in list(channel.owed.items()):
             frame = end.reply_frame(worker)
             if frame is None:
                 continue  # the last one is on its way: x̃ is copied when this one can go
             del channel.owed[worker]
             copy_s = model.copy_to(frame)
             channel.numbers[worker] += 1
-            reply = Reply(channel.numbers[worker], model.version, model.last_merged[worker], alpha)
+            reply = Reply(
+                channel.numbers[worker], model.version, model.last_merged[worker], send.alpha,
+                send.clock,
+            )  # fmt: skip
             end.send_reply(worker, reply)
             now = time.monotonic()
             row = (
-                now,
-                end.index,
-                worker,
-                reply.number,
-                reply.version,
-                alpha,
-                reply.sequence,
+                now, end.index, worker, reply.number, reply.version, reply.alpha, reply.sequence,
                 copy_s,
-            )
+            )  # fmt: skip
             channel.sent[worker] = (now, row)
         for worker in list(channel.copies):
             frame = end.copy_frame(worker)

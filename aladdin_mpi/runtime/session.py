@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,15 @@ from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
-from aladdin_mpi.runtime.job import Job, Settings, connect, serve, start
+from aladdin_mpi.runtime.clock import StepClock
+from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
-from aladdin_mpi.runtime.optimizer import check_supported, distribute
-from aladdin_mpi.runtime.options import configure
-from aladdin_mpi.runtime.worker import Driver, StepClock
+from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute
+from aladdin_mpi.runtime.options import check_slow, configure
+from aladdin_mpi.runtime.peerport import PeerPort
+from aladdin_mpi.runtime.ports import WorkerPort
+from aladdin_mpi.runtime.reducers import make_reducer
+from aladdin_mpi.runtime.worker import Driver
 
 __all__ = [
     "DistributedOptimizer",
@@ -103,12 +108,14 @@ def init(
     threads: int | None = None,
     config_text: str = "",
     samples_total: int = 0,
+    slow_worker: Mapping[int, float] | None = None,
     **options: Any,
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
 
     On the server's rank it serves until training is over and then leaves the process: the
-    script's code after it runs on workers only.
+    script's code after it runs on workers only.  Algorithms of the other topologies have no server:
+    all ranks are workers.
 
     Parameters
     ----------
@@ -131,6 +138,9 @@ def init(
         Kept in the logs (YAML).
     samples_total : int
         Samples of the whole run, for the progress bar.
+    slow_worker : mapping of int to float, optional
+        By worker: how many times longer its computing takes.  The missing time is slept, before
+        ``step()``, and marked in the log.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -149,8 +159,6 @@ def init(
     if _session is not None:
         raise ConfigError("aladdin_mpi.init() may be called once in a process")
     chosen = find(algorithm)
-    if chosen.topology is not Topology.SERVER:
-        raise ConfigError(f"--algorithm {algorithm}: topology {chosen.topology.value} is not built")
     config = configure(algorithm, options)
     for name, value, allowed in (
         ("on_nonfinite", on_nonfinite, ("skip", "stop")),
@@ -162,12 +170,22 @@ def init(
         out=None if out is None else Path(out), seed=seed, log=log, on_nonfinite=on_nonfinite,
         progress=progress, stall_s=stall_s, threads=threads, config_text=config_text,
         samples_total=samples_total, description=f"{algorithm} {config}",
+        slow_worker=check_slow(slow_worker or {}),
     )  # fmt: skip
-    job = start(settings)
+    served = chosen.topology is Topology.SERVER
+    job = start(settings, int(served))
+    for index in settings.slow_worker:
+        if index >= len(job.roles.workers):
+            error = ConfigError(
+                f"--slow-worker {index}: there are {len(job.roles.workers)} workers, 0 to "
+                f"{len(job.roles.workers) - 1}"
+            )
+            error.silent = job.roles.rank > 0
+            raise error
     if job.roles.worker < 0:
         serve(job, settings, chosen, config)
         sys.exit(0)
-    link, clock = connect(job, settings)
+    link, clock = (connect if served else connect_peers)(job, settings, "lockstep" in chosen.traits)
     _session = _Worker(job, chosen, config, settings, link, clock, [], set())
 
 
@@ -256,12 +274,15 @@ def DistributedOptimizer(
                 f"--push gradient: {count} parameter groups, at most {MAX_GROUPS}; use --push "
                 "update"
             )
+    if "server_applies" in session.algorithm.traits:
+        check_sgd(optimizer, session.algorithm.name)
+    group = optimizer.param_groups[0]
     params = FlatParams(named, [group["params"] for group in optimizer.param_groups])
     buffers = FlatBuffers(model, session.taken)
     spec = ChannelSpec(
         tuple((e.name, f"{e.dtype}{list(e.shape)}") for e in params.entries), buffers.names,
         tuple(params.group_ranges()), params.size, buffers.floats.size, buffers.counts.size,
-        session.settings.description,
+        session.settings.description, group.get("momentum", 0.0), group.get("weight_decay", 0.0),
     )  # fmt: skip
 
     def initial(frame: Frame) -> None:
@@ -274,10 +295,22 @@ def DistributedOptimizer(
         params.assign(start.params)
         buffers.assign(start.floats, start.counts)
     worker = session.algorithm.worker(session.options, params, size())
+    served = session.algorithm.topology is Topology.SERVER
     driver = Driver(
         optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
         size(), session.settings.on_nonfinite, session.job.say,
+        WorkerPort if served else partial(PeerPort, seed=session.settings.seed),
+        session.settings.slow_worker.get(rank(), 1.0),
     )  # fmt: skip
+    backend = getattr(session.options, "backend", None)
+    if backend is not None:
+        passes = backward_passes_per_step
+        driver.port.reducer = make_reducer(
+            backend, session.job.comm, optimizer, model, named, params, end, passes
+        )
+        if rank() == 0 and not session.drivers:
+            session.job.say(f"gradients are all-reduced by {driver.port.reducer.name}")
+        session.job.recorder.set_end("backend", driver.port.reducer.name)
     distribute(optimizer, driver)
     session.drivers.append(driver)
     session.clock.end_s = session.clock.ready_s = time.monotonic()
@@ -343,9 +376,14 @@ def global_parameters(model: torch.nn.Module | None = None) -> Iterator[GlobalIn
     after.
 
     Waits for them, outside the timed steps; other workers go on.  ``model`` is for readability: all
-    distributed optimizers' models are meant.
+    distributed optimizers' models are meant.  Without a server nobody has them before the end:
+    these are then this worker's own.
     """
     session = _running()
+    if session.algorithm.topology is not Topology.SERVER:
+        with session.clock.outside(Phase.EVALUATE):
+            yield GlobalInfo(-1, 0.0)
+        return
     with session.clock.outside(Phase.EVALUATE):
         start = time.monotonic()
         saved = []
@@ -379,7 +417,9 @@ def log_evaluation(
     version, fetch_s = info if info is not None else (-1, float("nan"))
     row = (time.monotonic(), epoch, samples(), version, loss, accuracy, duration_s, fetch_s, 0)
     session.job.recorder.add("evals", row)
-    if not session.ended:
+    if session.algorithm.topology is not Topology.SERVER:
+        session.job.progress.evaluation(epoch, loss, accuracy)
+    elif not session.ended:
         session.link.tell(RequestKind.EVALUATION, (epoch, loss, accuracy))
 
 
@@ -396,13 +436,15 @@ def finish(*models: torch.nn.Module) -> None:
     job = session.job
     job.recorder.event(EventKind.LEAVE, rank(), float(session.clock.iteration))
     frames = session.link.close(job.measure_end)
-    for driver, frame in zip(session.drivers, frames, strict=True):
+    for driver, frame in zip(session.drivers, frames, strict=False):
         driver.params.assign(frame.params)
         driver.buffers.assign(frame.floats, frame.counts)
+    for driver in session.drivers:
+        driver.close()
     version = frames[0].read_reply().version if frames else 0
     job.end(
         iterations=session.clock.iteration, samples=session.clock.own_samples, version=version,
-        pushes=sum(driver.end.acknowledged for driver in session.drivers),
+        pushes=sum(driver.port.pushes for driver in session.drivers),
         reason=f"finished; waited {time.monotonic() - start:.3f} s for the others",
     )  # fmt: skip
     session.ended = True

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from aladdin_mpi.config import RunConfig
 from aladdin_mpi.core.schedule import Schedule
 from aladdin_mpi.errors import AladdinError, ModelError
+from aladdin_mpi.optim import LAMB, LARS
 from aladdin_mpi.runtime.compute import Compute, EmulatedCompute, Placement, evaluate
 from aladdin_mpi.runtime.folder import save_model
 from aladdin_mpi.runtime.summary import print_summary
@@ -88,6 +89,7 @@ def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
         progress=config.progress,
         stall_s=config.stall_s,
         threads=config.threads,
+        slow_worker=config.slow_worker,
         config_text=config.model_copy(update={"algorithm_options": chosen}).to_yaml(),
         samples_total=0 if data is None else round(config.epochs * len(data.train)),  # type: ignore[arg-type]
         **chosen,
@@ -233,7 +235,17 @@ def _build_model(config: RunConfig, data: DataBundle) -> nn.Module:
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The local optimizer, which works on all parameters at once (``foreach``)."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": True}
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "lars":
+        return LARS(
+            parameters,
+            momentum=config.momentum,
+            trust_coefficient=config.trust_coefficient,
+            **shared,
+        )
+    if config.optimizer == "lamb":
+        return LAMB(parameters, **shared)
+    shared["foreach"] = True
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, **shared)
     if config.optimizer == "adamw":

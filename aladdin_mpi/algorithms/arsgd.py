@@ -1,0 +1,64 @@
+"""AR-SGD: synchronous SGD, the mean gradient by all-reduce::
+
+    g = (1/k) Σ g_i   over the workers that still have data;   x_i ← x_i − η g
+
+All workers make the same step of the same local optimizer, whichever that is.  Gradients are
+reduced while earlier layers still compute, by one of three backends: ``horovod`` (its
+DistributedOptimizer over MPI), ``ddp`` (torch's DistributedDataParallel over gloo) and ``mpi``
+(ranges of the flat gradient vector by MPI's all-reduce).
+
+Goyal et al., arXiv:1706.02677; Sergeev & Del Balso, Horovod, arXiv:1802.05799; Li et al., PyTorch
+Distributed, VLDB 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aladdin_mpi.algorithms.averaging import mean_of_all
+from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, choose, option
+from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.port import PeerPort
+
+
+@dataclass(frozen=True)
+class Config:
+    backend: str = option(
+        "auto", "who reduces; auto: horovod if it is installed, else mpi",
+        ("auto", "horovod", "mpi", "ddp"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        choose(self)
+
+
+class Worker(Stateful):
+    STATE = ("made",)
+
+    def __init__(self, config: Config, params: FlatParams, num_workers: int) -> None:
+        self.made = 0
+
+    def step(
+        self, params: FlatParams, local_update: Callable[[], None], port: PeerPort, iteration: int
+    ) -> None:
+        port.mean_gradients()
+        self.made += 1
+        if params.gradients_finite():
+            local_update()
+        else:  # the same on all workers
+            port.lost("nonfinite_push")
+
+    def finish(self, params: FlatParams, port: PeerPort) -> None:
+        while port.mean_gradients(contribute=False):
+            pass
+        mean_of_all(params, port, float(self.made == port.largest(self.made)))
+
+
+ALGORITHM = Algorithm(
+    "arsgd", "all workers step with the all-reduced mean gradient",
+    "Goyal et al. 2017; Sergeev & Del Balso 2018", Topology.COLLECTIVE, Config, Worker,
+    traits=frozenset(
+        {"equals_sgd_at_one_worker", "synchronous", "lockstep", "waits_for_stragglers"}
+    ),
+)  # fmt: skip

@@ -1,0 +1,188 @@
+"""The ports that algorithms call, over whatever links there are; they measure what they are asked
+to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from aladdin_mpi.core.flat import FlatBuffers
+from aladdin_mpi.core.port import Incoming
+from aladdin_mpi.messages import Notice, Phase, Push, Reply, SendTimes
+from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime.clock import StepClock
+from aladdin_mpi.runtime.links import Recording, WorkerEnd, WorkerLinkLike
+
+__all__ = ["TimedPort", "WorkerPort"]
+
+
+class TimedPort:
+    """What the ports have in common: the times of a step, and what is logged alike."""
+
+    def __init__(
+        self,
+        index: int,
+        link: WorkerLinkLike,
+        clock: StepClock,
+        recorder: Recording,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._index, self._link, self._clock, self._recorder = index, link, clock, recorder
+        self._on_lost = on_lost
+        self.worker = link.worker
+        self.times = {"push_s": 0.0, "blocked_s": 0.0, "mix_s": 0.0}
+        self.sent_iterations = 0
+        self.coalesced = False
+        self.iteration_mean_s = 0.0
+
+    def close(self) -> None:
+        """Everybody has finished."""
+
+    def start_step(self) -> None:
+        """Forget the last step's times."""
+        for column in self.times:
+            self.times[column] = 0.0
+        self.sent_iterations = 0
+        self.coalesced = False
+
+    @contextmanager
+    def span(self, column: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.times[column] += time.monotonic() - start
+
+    @contextmanager
+    def _blocked(self) -> Iterator[None]:
+        start = time.monotonic()
+        self._clock.phase(Phase.WAIT)
+        yield
+        self._clock.phase(Phase.STEP)
+        self.times["blocked_s"] += time.monotonic() - start
+
+    def lost(self, kind: str) -> int:
+        now = time.monotonic()
+        number = int(EventKind[kind.upper()])
+        self._recorder.add("events", (now, number, self.worker, self._clock.iteration, b""))
+        self._on_lost(kind)
+        return 0
+
+
+class WorkerPort(TimedPort):
+    """The port of one optimizer towards the server."""
+
+    def __init__(
+        self,
+        end: WorkerEnd,
+        link: WorkerLinkLike,
+        clock: StepClock,
+        recorder: Recording,
+        buffers: FlatBuffers,
+        rates: Callable[[], tuple[float, ...]],
+        on_lost: Callable[[str], None],
+        num_workers: int,
+    ) -> None:
+        super().__init__(end.index, link, clock, recorder, on_lost)
+        self.num_workers, self.slots = num_workers, end.slots
+        self._end, self._buffers, self._rates = end, buffers, rates
+        self._active = num_workers  # when the steps that are not pushed yet were begun
+        self._meta: dict[int, tuple[int, int, bool, int]] = {}
+        end.on_sent = self._sent
+
+    def try_push(
+        self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object
+    ) -> int:
+        start = time.monotonic()
+        sequence = 0
+        if self._end.in_flight() < min(limit, self.slots):
+            sequence = self._write(write, iterations, header)
+        self.coalesced = sequence == 0
+        self.times["push_s"] += time.monotonic() - start
+        return sequence
+
+    def _write(
+        self, write: Callable[[np.ndarray], bool], iterations: int, header: dict[str, object]
+    ) -> int:
+        frame = self._end.next_frame()
+        if not write(frame.params):
+            return -1
+        self._buffers.gather()
+        np.copyto(frame.floats, self._buffers.floats)
+        np.copyto(frame.counts, self._buffers.counts)
+        clock, sequence = self._clock, self._end.next_sequence
+        push = Push(
+            self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
+            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active, **header,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._active = self._link.notice.active
+        self._meta[sequence] = (iterations, clock.samples, push.wants_reply, push.version)
+        clock.samples = 0
+        self.sent_iterations = iterations
+        self._end.submit(push)
+        return sequence
+
+    def early_frame(self) -> np.ndarray | None:
+        return None if self._end.in_flight() else self._end.next_frame().params
+
+    def send_range(self, start: int, stop: int) -> None:
+        self._end.send_range(start, stop)
+
+    def abandon(self) -> None:
+        self._end.abandon()
+
+    def wait_push(self, limit: int) -> None:
+        if self._end.in_flight() < min(limit, self.slots):
+            return
+        with self._blocked():
+            while self._end.in_flight() >= min(limit, self.slots):
+                self._end.wait_change(1.0)
+
+    def settle(self) -> None:
+        """Wait until everything that was pushed has been merged."""
+        self.wait_push(1)
+
+    def take_reply(self) -> Incoming | None:
+        return self._end.take_reply()
+
+    def wait_reply(self) -> Incoming:
+        with self._blocked():
+            while (reply := self._end.take_reply()) is None:
+                self._end.wait_change(1.0)
+        return reply
+
+    def fetch(self) -> np.ndarray:
+        with self._blocked():
+            frame = self._end.fetch()
+        return frame.params
+
+    def push_limit(self, in_flight: str) -> int:
+        if in_flight != "auto":
+            return int(in_flight)
+        return 1 if self._end.send_time_s > 0.5 * self.iteration_mean_s else self.slots
+
+    def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
+        row = (time.monotonic(), self._index, reply.number, reply.version, reply.alpha)
+        self._recorder.add("mixes", (*row, lag_iterations, discarded))
+
+    def _sent(self, times: SendTimes, notice: Notice) -> None:
+        """Log an acknowledged push (communication thread)."""
+        iterations, samples, wants, version = self._meta.pop(notice.sequence)
+        self._recorder.add(
+            "sends",
+            (notice.sequence, self._index, times.queued_at, times.queue_s, times.put_s,
+             times.ack_s, times.nbytes, iterations, samples, wants, notice.staleness, version),
+        )  # fmt: skip
+
+    @property
+    def pushes(self) -> int:
+        """Pushes that the server has merged."""
+        return self._end.acknowledged
+
+    @property
+    def staleness(self) -> int:
+        """Staleness of the push acknowledged last, −1 before the first."""
+        notice = self._end.last_notice
+        return notice.staleness if notice else -1

@@ -1,0 +1,103 @@
+"""Averaging gradients over all workers in ranges, while the backward pass still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from aladdin_mpi.comm.libraries import DDPReducer, HorovodReducer
+from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.ready import Range, ReadyRanges
+from aladdin_mpi.runtime.links import PeerEnd, SumLike
+
+__all__ = ["GradientReducer", "RangeReducer", "make_reducer"]
+
+
+class GradientReducer(Protocol):
+    """What stands behind ``PeerPort.mean_gradients``."""
+
+    name: str
+
+    def mean(self, contribute: bool, port: Any) -> int:
+        """Wait until the gradients hold the mean of those that contribute; how many those are."""
+
+    def close(self) -> None:
+        """Training is over."""
+
+
+class RangeReducer:
+    """All-reduces by MPI: each range starts when its gradients are there, all in one order.
+
+    A worker that has ended adds zeros until the others have ended, too.  Where somebody's gradients
+    changed after their range had left (clipping, accumulation), all ranges are reduced once more.
+    """
+
+    name = "MPI"
+
+    def __init__(self, params: FlatParams, end: PeerEnd, passes: int = 1) -> None:
+        self._params, self._end = params, end
+        self._vector = params.new_vector()
+        self._flags = np.zeros(2)
+        self._under_way: list[SumLike] = []
+        self._contribute = True
+        self._ready = ReadyRanges(params, self._start, passes)
+
+    def _start(self, part: Range) -> None:
+        if self._contribute:
+            self._params.copy_gradients(self._vector, part.first, part.last)
+        else:
+            self._vector[part.start : part.stop] = 0.0
+        self._under_way.append(self._end.start_sum(self._vector[part.start : part.stop]))
+
+    def mean(self, contribute: bool, port: Any) -> int:
+        ready = self._ready
+        early = ready.announced
+        self._contribute = contribute
+        with port.span("push_s"):
+            changed = ready.changed or bool(early and not contribute)
+            ready.complete()
+        with port.waits():
+            self._flags[:] = contribute, changed
+            self._end.start_sum(self._flags).wait()
+            self._wait()
+            if self._flags[1]:
+                for part in ready.ranges:
+                    self._start(part)
+                self._wait()
+        ready.reset()
+        count = int(self._flags[0])
+        if count and contribute:
+            with port.span("mix_s"):
+                self._vector /= count
+                self._params.set_gradients(self._vector)
+        self._contribute = True
+        return count
+
+    def _wait(self) -> None:
+        for under_way in self._under_way:
+            under_way.wait()
+        self._under_way.clear()
+
+    def close(self) -> None:
+        self._ready.close()
+
+
+def make_reducer(
+    backend: str,
+    comm: Any,
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+    params: FlatParams,
+    end: PeerEnd,
+    passes: int,
+) -> GradientReducer:
+    """The reducer of a backend: ``mpi``, ``horovod`` or ``ddp``.  Collective over the workers."""
+    if backend == "horovod":
+        return HorovodReducer(comm, optimizer, named, passes)
+    if backend == "ddp":
+        return DDPReducer(comm, model)
+    return RangeReducer(params, end, passes)
