@@ -3,7 +3,7 @@
 # What pip installs as torch, and the index for it alone (empty: pip's own configuration).
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-# mpich or openmpi, for the demo; MPIS: both or one, for the tests.
+# mpich or openmpi, for the demo and Horovod; MPIS: both or one, for the tests.
 MPI ?= mpich
 MPIS ?= mpich openmpi
 # REQUIRE=all: install system tools first (root, Debian), and fail if anything was left out.
@@ -28,7 +28,7 @@ endif
 VENV = .venv-$(MPI)
 ENVIRONMENT_OPTIONS = --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)"
 
-.PHONY: help demo test lint format clean python
+.PHONY: help demo test horovod lint format clean python
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "              REQUIRE=all   as root on Debian: install system tools, leave nothing out"
 	@echo "              ONLY=unit     some stages only: lint unit launch mpi cluster"
 	@echo "              MPIS=mpich    with one MPI only"
+	@echo "make horovod  build Horovod for MPI=mpich or openmpi and install it (needs a C++ compiler)"
 	@echo "make lint     ruff and mypy;  make format: format the sources;  make clean: tidy up"
 	@echo "Variables:    PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) MPI=$(MPI)"
 
@@ -54,6 +55,10 @@ test: python
 	@if [ "$(REQUIRE)" = all ]; then .ci/system-tools; fi
 	@"$(PYTHON)" tests/suite.py --mpis "$(MPIS)" --only "$(ONLY)" --require "$(REQUIRE)" \
 	  $(ENVIRONMENT_OPTIONS)
+
+horovod: python
+	@"$(PYTHON)" .ci/environment.py --mpi $(MPI) $(ENVIRONMENT_OPTIONS)
+	@"$(PYTHON)" .ci/horovod_build.py --mpi $(MPI)
 
 lint:
 	@$(MAKE) --no-print-directory test ONLY=lint MPIS=$(MPI)

@@ -112,7 +112,9 @@ def measure(
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, push, megabytes, emulated_ms, products, steps)
-        run = mpirun(workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600)
+        run = mpirun(
+            workers + 1, [sys.executable, __file__, "job", *map(str, arguments)], timeout=600
+        )
         rows = []
         for rank in range(1, workers + 1):
             with open_rank_file(rank_path(folder, rank)) as file:

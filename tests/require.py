@@ -5,6 +5,10 @@ With ``ALADDIN_REQUIRE=all`` in the environment nothing may be left out: the tes
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import io
 import os
 import shutil
 from typing import NoReturn
@@ -30,6 +34,26 @@ def program(*names: str) -> None:
     for name in names:
         if shutil.which(name) is None:
             left_out(f"no {name} (apt-get install {PACKAGES.get(name, name)})")
+
+
+def horovod() -> None:
+    """Go on only if Horovod is there, with the MPI of this environment."""
+    __tracebackhide__ = True
+    if reason := no_horovod():
+        left_out(f"{reason} (make horovod)")
+
+
+@functools.cache
+def no_horovod() -> str:
+    """Return why Horovod cannot be used here; nothing if it can."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it lacks
+            module = importlib.import_module("horovod.torch")
+    except ModuleNotFoundError as error:
+        return "no Horovod" if error.name == "horovod" else f"Horovod lacks {error.name}"
+    except ImportError as error:
+        return f"Horovod was not built for this MPI or torch: {str(error).partition(chr(10))[0]}"
+    return "" if hasattr(module, "init") else "Horovod was built without its extension for torch"
 
 
 def root() -> None:

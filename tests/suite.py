@@ -1,6 +1,7 @@
 """Run every stage of the tests, each under a time limit, and say what was left out and why.
 
-Needs only the standard library; ``make test`` calls it. The stages:
+Needs only the standard library; ``make test`` calls it. Each environment that it makes for an
+MPI's tests gets Horovod, if this machine can build it. The stages:
 
     lint      ruff check, ruff format --check, mypy
     unit      tests/unit, no launcher
@@ -28,9 +29,19 @@ import launching
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("lint", "unit", "launch", "mpi", "cluster")
 RANKS = (2, 3, 5)
-LIMITS_S = {"environment": 900, "lint": 300, "unit": 900, "launch": 600, "mpi": 300, "cluster": 900}
+LIMITS_S = {
+    "environment": 900,
+    "horovod": 900,
+    "lint": 300,
+    "unit": 900,
+    "launch": 600,
+    "mpi": 300,
+    "cluster": 900,
+}
 BUDGET_S = 1680
 PREFIX = "left out: "
+LACKING = 3
+"""Exit status of .ci/horovod_build.py when this machine lacks something for the build."""
 
 
 @dataclass
@@ -134,6 +145,8 @@ class Suite:
         for mpi in mpis if with_mpi else mpis[:1]:
             if mpi not in self.environments:
                 self.make_environment(mpi)
+                if with_mpi and mpi in self.environments:
+                    self.make_horovod(mpi)
         first = mpis[0]
         if "lint" in chosen:
             self.lint(first)
@@ -158,6 +171,20 @@ class Suite:
             self.environments[mpi] = ROOT / f".venv-{mpi}"
         else:
             result.failures.append((f".venv-{mpi}", why))
+        self.finish(result)
+
+    def make_horovod(self, mpi: str) -> None:
+        """Build Horovod and install it in an environment, unless this machine lacks a compiler."""
+        result = self.begin("horovod", mpi)
+        with tempfile.TemporaryDirectory(prefix="suite-") as temporary:
+            reason = Path(temporary) / "reason"
+            argv = [sys.executable, str(ROOT / ".ci" / "horovod_build.py"), "--mpi", mpi]
+            argv += ["--env", str(self.environments[mpi]), "--reason-file", str(reason)]
+            status, why = self.command("horovod", argv, dict(os.environ))
+            if status == LACKING and reason.exists():
+                result.left_out.append(("Horovod", first_line(reason.read_text(encoding="utf-8"))))
+            elif status:
+                result.failures.append(("make horovod", why))
         self.finish(result)
 
     def lint(self, mpi: str) -> None:

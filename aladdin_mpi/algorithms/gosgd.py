@@ -70,5 +70,5 @@ class Worker(GossipWorker):
 ALGORITHM = Algorithm(
     "gosgd", "now and then a worker sends its parameters to a random other; nobody waits",
     "Blot et al. 2016, 2018", Topology.PEER, Config, Worker,
-    traits=frozenset({"equals_sgd_at_one_worker", "keeps_the_mean"}),
+    traits=frozenset({"equals_sgd_at_one_worker"}),
 )  # fmt: skip

@@ -15,6 +15,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": ("aladdin_mpi.cli.train", "train", "Train a model; start it with mpiexec."),
+    "algorithms": ("aladdin_mpi.cli.algorithms", "algorithms", "List the algorithms."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""

@@ -225,7 +225,10 @@ class _ServerLink:
 
     def requests(self) -> list[Request]:
         waiting = self.world.requests
-        return [waiting.popleft() for _ in range(len(waiting))]
+        found = [waiting.popleft() for _ in range(len(waiting))]
+        early = [r for r in found if r.kind is RequestKind.FETCH and r.channel >= self.opened]
+        waiting.extend(early)  # over MPI nobody asks before the channel is open
+        return [request for request in found if request not in early]
 
     def notify(self, worker: int, notice: Notice) -> None:
         self.world.workers[worker].notices.append(notice)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import socket
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ __all__ = ["DDPReducer", "HorovodReducer", "horovod_problem"]
 def horovod_problem() -> str | None:
     """Why Horovod cannot be used here; None where it can."""
     try:
-        module = importlib.import_module("horovod.torch")
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it lacks
+            module = importlib.import_module("horovod.torch")
     except ModuleNotFoundError:
         return "Horovod is not installed: make horovod builds it"
     except ImportError as error:

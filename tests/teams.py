@@ -1,0 +1,162 @@
+"""Workers as threads or ranks that train a toy model, over the real runtime and any links.
+
+The model is one vector; a worker's gradient is what the test says, as a function of the worker, the
+parameters and the iteration.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from aladdin_mpi.algorithms import Algorithm, find
+from aladdin_mpi.algorithms.base import Topology
+from aladdin_mpi.comm.inprocess import InProcess
+from aladdin_mpi.comm.inprocess_peers import InProcessPeers
+from aladdin_mpi.core.flat import FlatBuffers, FlatParams
+from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.messages import ChannelSpec, RequestKind
+from aladdin_mpi.record.recorder import MemoryFile, Recorder
+from aladdin_mpi.runtime.clock import StepClock
+from aladdin_mpi.runtime.peerport import PeerPort
+from aladdin_mpi.runtime.ports import WorkerPort
+from aladdin_mpi.runtime.progress import Progress
+from aladdin_mpi.runtime.reducers import RangeReducer
+from aladdin_mpi.runtime.server import ServerLoop
+from aladdin_mpi.runtime.worker import Driver
+
+Gradient = Callable[[int, np.ndarray, int], np.ndarray]
+
+
+@dataclass
+class Training:
+    """What every worker does.
+
+    ``before_step(worker, iteration)`` is called before each step.
+    """
+
+    algorithm: str
+    gradient: Gradient
+    options: dict[str, Any] = field(default_factory=dict)
+    size: int = 4
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    dtype: torch.dtype = torch.float32
+    iterations: Callable[[int], int] = lambda worker: 20
+    before_step: Callable[[int, int], None] = lambda worker, iteration: None
+
+    @property
+    def row(self) -> Algorithm:
+        return find(self.algorithm)
+
+    def config(self) -> Any:
+        return self.row.config(**self.options)
+
+
+@dataclass
+class Result:
+    """A worker's parameters before the end, and after it; its port, algorithm and log."""
+
+    own: np.ndarray
+    final: np.ndarray
+    worker: Any
+    file: MemoryFile
+    dtype: torch.dtype
+
+
+def train(link: Any, num_workers: int, training: Training) -> Result:
+    """One worker, from opening its channel to the end."""
+    row, index = training.row, link.worker
+    model = torch.nn.Module()
+    model.x = torch.nn.Parameter(torch.zeros(training.size, dtype=training.dtype))
+    optimizer = torch.optim.SGD(
+        [model.x], lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    params = FlatParams(model.named_parameters(), [[model.x]])
+    buffers = FlatBuffers(model, set())
+    spec = ChannelSpec(
+        (("x", "float32"),), (), tuple(params.group_ranges()), params.size, 0, 0, "toy",
+        training.momentum, training.weight_decay,
+    )  # fmt: skip
+
+    def initial(frame: Frame) -> None:
+        params.read(frame.params)
+
+    end, _ = link.open_channel(spec, initial)
+    file = MemoryFile()
+    with Recorder(file) as recorder:
+        clock = StepClock(link, num_workers)
+        worker = row.worker(training.config(), params, num_workers)
+        served = row.topology is Topology.SERVER
+        driver = Driver(
+            optimizer, params, buffers, worker, end, link, clock, recorder, num_workers, "skip",
+            lambda text: None, WorkerPort if served else partial(PeerPort, seed=0),
+        )  # fmt: skip
+        if not served:
+            driver.port.reducer = RangeReducer(params, end)
+        for iteration in range(training.iterations(index)):
+            training.before_step(index, iteration)
+            x = model.x.detach().float().numpy()
+            model.x.grad = torch.tensor(
+                training.gradient(index, x.astype(np.float64), iteration), dtype=training.dtype
+            )
+            clock.fetching()
+            clock.fetched(1)
+            driver.step(optimizer.step)
+        own = model.x.detach().float().numpy().copy()
+        driver.finish()
+        for frame in link.close(lambda: None):
+            params.assign(frame.params)
+    final = model.x.detach().float().numpy().copy()
+    return Result(own, final, worker, file, model.x.dtype)
+
+
+def serve(link: Any, num_workers: int, training: Training) -> ServerLoop:
+    """The server, until all workers have ended."""
+    row = training.row
+    assert row.server is not None
+    loop = ServerLoop(
+        link, num_workers, lambda spec: row.server(training.config(), num_workers),
+        Recorder(MemoryFile()), Progress("off", 0, ""),
+    )  # fmt: skip
+    loop.serve()
+    return loop
+
+
+def run(num_workers: int, training: Training, timeout: float = 20.0) -> list[Result]:
+    """Train with a thread for each worker, and one for the server where there is one."""
+    results: list[Any] = [None] * num_workers
+    errors: list[BaseException] = []
+    served = training.row.topology is Topology.SERVER
+    world: Any = (InProcess if served else InProcessPeers)(num_workers)
+
+    def work(index: int) -> None:
+        try:
+            results[index] = train(world.workers[index], num_workers, training)
+        except BaseException as error:
+            errors.append(error)
+            if served:
+                world.workers[index].ask(RequestKind.BYE)
+            else:
+                world.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(num_workers)]
+    if served:
+        threads.append(
+            threading.Thread(target=serve, args=(world.server, num_workers, training), daemon=True)
+        )
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "somebody hangs"
+    return results
