@@ -33,6 +33,35 @@ from aladdin_mpi.runtime.worker import Driver
 
 Gradient = Callable[[int, np.ndarray, int], np.ndarray]
 
+QUICK: dict[str, dict[str, Any]] = {
+    "diloco": {"period": 5},
+    "gosgd": {"p": 0.5},
+    "arsgd": {"backend": "mpi"},
+}
+"""Options with which a few iterations show something."""
+
+CLOSE = {"shat": 0.8, "gosgd": 1.5, "ad-psgd": 1.5}
+"""How far from the minimum the end may be, where it is not 0.15: the server follows its workers
+loosely, or a message that took as long as the whole training is mixed in at its end.
+"""
+
+TARGET = np.array([1.0, -2.0, 0.5, 3.0])
+
+
+def towards(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
+    """The gradient of a quadratic with its minimum at TARGET."""
+    return x - TARGET
+
+
+def mixed(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
+    """Another quadratic on each worker, and another in each iteration."""
+    return (1 + worker / 4) * x - TARGET * (1 + np.cos(worker + iteration))
+
+
+def steady(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
+    """A gradient that does not depend on the parameters."""
+    return TARGET * (1 + worker) + iteration
+
 
 @dataclass
 class Training:
@@ -58,6 +87,12 @@ class Training:
 
     def config(self) -> Any:
         return self.row.config(**self.options)
+
+
+def toy(name: str, gradient: Gradient = towards, **settings: Any) -> Training:
+    """A training with the options of QUICK and those given."""
+    options = {**QUICK.get(name, {}), **settings.pop("options", {})}
+    return Training(name, gradient, options, **settings)
 
 
 @dataclass

@@ -7,6 +7,10 @@ reduced while earlier layers still compute, by one of three backends: ``horovod`
 DistributedOptimizer over MPI), ``ddp`` (torch's DistributedDataParallel over gloo) and ``mpi``
 (ranges of the flat gradient vector by MPI's all-reduce).
 
+With ``adascale`` the learning rate of one worker is multiplied by the gain r in [1, n], which is
+estimated from the workers' gradients (Johnson et al., ICML 2020).  The schedule goes on counting
+samples, where the paper counts r steps at each step.
+
 Goyal et al., arXiv:1706.02677; Sergeev & Del Balso, Horovod, arXiv:1802.05799; Li et al., PyTorch
 Distributed, VLDB 2020.
 """
@@ -17,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aladdin_mpi.algorithms.averaging import mean_of_all
-from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, choose, option
+from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, check, choose, option
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import PeerPort
 
@@ -29,8 +33,13 @@ class Config:
         ("auto", "horovod", "mpi", "ddp"),
     )  # fmt: skip
 
+    adascale: bool = option(False, "multiply the learning rate by AdaScale's gain (backend mpi)")
+
     def __post_init__(self) -> None:
         choose(self)
+        if self.adascale and self.backend == "auto":
+            object.__setattr__(self, "backend", "mpi")
+        check(self, "adascale", not self.adascale or self.backend == "mpi", "needs --backend mpi")
 
 
 class Worker(Stateful):

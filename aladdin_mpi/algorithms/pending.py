@@ -60,10 +60,9 @@ class PendingGradients:
     pass still runs, from the second step on.
     """
 
-    def __init__(self, params: FlatParams, passes: int = 1) -> None:
+    def __init__(self, params: FlatParams) -> None:
         self.total = params.new_vector()
         self._empty = True
-        self._passes = passes
         self._ready: ReadyRanges | None = None
         self._frame: np.ndarray | None = None  # of this step's push, begun early
         self._whole = False
@@ -77,7 +76,7 @@ class PendingGradients:
                 params.copy_gradients(self._frame, part.first, part.last)
                 port.send_range(part.start, part.stop)
 
-        ready = ReadyRanges(params, announce, self._passes)
+        ready = ReadyRanges(params, announce)
         return ready
 
     def collect(self, params: FlatParams, port: Port) -> bool:

@@ -106,7 +106,7 @@ class Worker(GossipWorker):
 
 
 ALGORITHM = Algorithm(
-    "sgp", "push-sum: half of a worker's parameters goes to the next, in ever other order",
+    "sgp", "push-sum: half of a worker's parameters goes to another one in every iteration",
     "Assran et al. 2019", Topology.PEER, Config, Worker,
     traits=frozenset(
         {"equals_sgd_at_one_worker", "lockstep", "waits_for_stragglers", "keeps_the_mean"}

@@ -18,6 +18,7 @@ __all__ = [
     "agree",
     "clock_offset",
     "find_roles",
+    "leave_together",
     "library",
     "one_per_node_first",
     "open_world",
@@ -177,6 +178,17 @@ def clock_offset(comm: MPI.Comm, rounds: int = 10) -> tuple[float, float]:
             best = received - sent
             offset = float(buffer[0]) - (sent + received) / 2
     return offset, best / 2
+
+
+def leave_together(comm: MPI.Comm, poll_s: float = 0.01) -> None:
+    """Wait until all ranks are about to end, sleeping: in MPI's own end the first ones would spin
+    on cores that the last one still computes on.  Collective.
+    """
+    if MPI.Is_finalized():
+        return
+    barrier = comm.Ibarrier()
+    while not barrier.Test():
+        time.sleep(poll_s)
 
 
 def abort(code: int) -> None:

@@ -66,9 +66,12 @@ class FlatParams:
         Candidates; those that are frozen or belong to no group are left out, tied ones count once.
     groups : sequence of sequences of Parameter
         The optimizer's parameter groups.
+    passes : int
+        Backward passes whose gradients are accumulated into one step.
 
     Attributes
     ----------
+    passes : int
     size : int
         Elements of the vector, padding included.
     entries : tuple of Entry
@@ -90,7 +93,9 @@ class FlatParams:
         self,
         named: Iterable[tuple[str, torch.nn.Parameter]],
         groups: Sequence[Sequence[torch.nn.Parameter]],
+        passes: int = 1,
     ) -> None:
+        self.passes = passes
         group_of = {id(p): g for g, group in enumerate(groups) for p in group}
         chosen: dict[int, tuple[str, torch.nn.Parameter, int]] = {}
         for name, parameter in named:

@@ -40,8 +40,6 @@ class ReadyRanges:
     Parameters
     ----------
     params : FlatParams
-    passes : int
-        Backward passes whose gradients are accumulated into one step.
     announce : callable
         ``announce(range)`` on the thread that runs the backward pass, or the step.
 
@@ -57,10 +55,9 @@ class ReadyRanges:
         self,
         params: FlatParams,
         announce: Callable[[Range], None],
-        passes: int = 1,
         range_bytes: int = RANGE_BYTES,
     ) -> None:
-        self._announce, self._passes = announce, passes
+        self._announce, self._passes = announce, params.passes
         self._parameters = params.parameters
         found: list[Range] = []
         last, stop = len(params.entries), params.size

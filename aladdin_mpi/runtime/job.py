@@ -89,9 +89,12 @@ class Job:
 
     def end(self, **values: int | float | str) -> None:
         """Log the totals; the file is closed when the process exits."""
+        from aladdin_mpi.comm import roles as comm_roles
+
         for name, value in values.items():
             self.recorder.set_end(name, value)
         self.recorder.flush()
+        atexit.register(comm_roles.leave_together, self.comm)
         atexit.register(self.recorder.close)  # an evaluation of the final model may still come
         self.progress.close()
         guard.disarm()

@@ -17,7 +17,7 @@ from aladdin_mpi.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from aladdin_mpi.runtime.worker import Driver
 
-__all__ = ["check_sgd", "check_supported", "distribute"]
+__all__ = ["check_sgd", "check_supported", "distribute", "scale_rates"]
 
 
 class _Distributed:
@@ -83,6 +83,27 @@ def check_sgd(optimizer: torch.optim.Optimizer, algorithm: str) -> None:
             "and weight decay: use torch.optim.SGD without Nesterov, dampening and maximize, or "
             "an algorithm whose workers step themselves (aladdin, easgd, arsgd, localsgd, …)"
         )
+
+
+def scale_rates(
+    optimizer: torch.optim.Optimizer, factor: Callable[[], float], log: Callable[[float], None]
+) -> None:
+    """Multiply the learning rates by ``factor()`` while the optimizer makes its own step."""
+    rates: list[Any] = []
+
+    def before(*_: Any) -> None:
+        gain = factor()
+        log(gain)
+        rates[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * gain
+
+    def after(*_: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
 
 
 def distribute(optimizer: torch.optim.Optimizer, driver: Driver) -> None:

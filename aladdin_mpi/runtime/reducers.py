@@ -11,6 +11,7 @@ import torch
 from aladdin_mpi.comm.libraries import DDPReducer, HorovodReducer
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.ready import Range, ReadyRanges
+from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.runtime.links import PeerEnd, SumLike
 
 __all__ = ["GradientReducer", "RangeReducer", "make_reducer"]
@@ -29,25 +30,30 @@ class GradientReducer(Protocol):
 
 
 class RangeReducer:
-    """All-reduces by MPI: each range starts when its gradients are there, all in one order.
+    """All-reduces by MPI.  Each range starts when its gradients are there, all in one order.
 
+    ``gain``, if there is one, gets the norms of the gradients.
     A worker that has ended adds zeros until the others have ended, too.  Where somebody's gradients
     changed after their range had left (clipping, accumulation), all ranges are reduced once more.
     """
 
     name = "MPI"
 
-    def __init__(self, params: FlatParams, end: PeerEnd, passes: int = 1) -> None:
+    def __init__(self, params: FlatParams, end: PeerEnd, gain: Gain | None = None) -> None:
         self._params, self._end = params, end
         self._vector = params.new_vector()
-        self._flags = np.zeros(2)
+        self._gain = gain
+        self._square = 0.0  # ‖g_i‖², as far as its ranges have left
+        self._flags = np.zeros(3)
         self._under_way: list[SumLike] = []
         self._contribute = True
-        self._ready = ReadyRanges(params, self._start, passes)
+        self._ready = ReadyRanges(params, self._start)
 
     def _start(self, part: Range) -> None:
         if self._contribute:
             self._params.copy_gradients(self._vector, part.first, part.last)
+            if self._gain is not None:
+                self._square += _square_norm(self._vector[part.start : part.stop])
         else:
             self._vector[part.start : part.stop] = 0.0
         self._under_way.append(self._end.start_sum(self._vector[part.start : part.stop]))
@@ -60,21 +66,31 @@ class RangeReducer:
             changed = ready.changed or bool(early and not contribute)
             ready.complete()
         with port.waits():
-            self._flags[:] = contribute, changed
+            self._flags[:] = contribute, changed, self._square
             self._end.start_sum(self._flags).wait()
             self._wait()
             if self._flags[1]:
+                self._square = 0.0
                 for part in ready.ranges:
                     self._start(part)
                 self._wait()
+                self._flags[2] = self._square
+                self._end.start_sum(self._flags[2:]).wait()
         ready.reset()
         count = int(self._flags[0])
         if count and contribute:
             with port.span("mix_s"):
                 self._vector /= count
                 self._params.set_gradients(self._vector)
-        self._contribute = True
+                self._estimate(count)
+        self._contribute, self._square = True, 0.0
         return count
+
+    def _estimate(self, count: int) -> None:
+        """Take this step's gradients into the gain, where all workers contributed finite ones."""
+        gain = self._gain
+        if gain is not None and count == gain.num_workers and np.isfinite(self._flags[2]):
+            gain.update(self._flags[2] / count, _square_norm(self._vector))
 
     def _wait(self) -> None:
         for under_way in self._under_way:
@@ -85,6 +101,10 @@ class RangeReducer:
         self._ready.close()
 
 
+def _square_norm(vector: np.ndarray) -> float:
+    return float(np.dot(vector, vector))
+
+
 def make_reducer(
     backend: str,
     comm: Any,
@@ -93,11 +113,11 @@ def make_reducer(
     named: Sequence[tuple[str, torch.nn.Parameter]],
     params: FlatParams,
     end: PeerEnd,
-    passes: int,
+    gain: Gain | None,
 ) -> GradientReducer:
     """The reducer of a backend: ``mpi``, ``horovod`` or ``ddp``.  Collective over the workers."""
     if backend == "horovod":
-        return HorovodReducer(comm, optimizer, named, passes)
+        return HorovodReducer(comm, optimizer, named, params.passes)
     if backend == "ddp":
         return DDPReducer(comm, model)
-    return RangeReducer(params, end, passes)
+    return RangeReducer(params, end, gain)

@@ -22,12 +22,13 @@ from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind
+from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
-from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute
+from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
 from aladdin_mpi.runtime.options import check_slow, configure
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
@@ -243,7 +244,9 @@ def DistributedOptimizer(
     named_parameters : iterable of (str, Parameter), optional
         In place of ``model``; then no buffers travel.
     backward_passes_per_step : int
-        Accepted for Horovod's sake; any number of backward passes may precede a step.
+        How many precede a step.  Only for speed: gradients that leave during the backward pass
+        (``arsgd``, and where gradients are pushed) are sent once more where this is wrong; Horovod
+        needs it to be right.
 
     Returns
     -------
@@ -267,17 +270,19 @@ def DistributedOptimizer(
         named = list(model.named_parameters())
     else:
         raise ModelError("DistributedOptimizer needs the model, or named_parameters")
-    if getattr(session.options, "push", "") == "gradient":
-        count = len(optimizer.param_groups)
-        if count > MAX_GROUPS:
-            raise ConfigError(
-                f"--push gradient: {count} parameter groups, at most {MAX_GROUPS}; use --push "
-                "update"
-            )
-    if "server_applies" in session.algorithm.traits:
+    served = "server_applies" in session.algorithm.traits
+    if served:
         check_sgd(optimizer, session.algorithm.name)
+    count = len(optimizer.param_groups)
+    if (served or getattr(session.options, "push", "") == "gradient") and count > MAX_GROUPS:
+        raise ConfigError(
+            f"--algorithm {session.algorithm.name}: {count} parameter groups, at most {MAX_GROUPS} "
+            "where gradients are pushed; push updates (aladdin --push update)"
+        )
     group = optimizer.param_groups[0]
-    params = FlatParams(named, [group["params"] for group in optimizer.param_groups])
+    params = FlatParams(
+        named, [g["params"] for g in optimizer.param_groups], backward_passes_per_step
+    )
     buffers = FlatBuffers(model, session.taken)
     spec = ChannelSpec(
         tuple((e.name, f"{e.dtype}{list(e.shape)}") for e in params.entries), buffers.names,
@@ -304,10 +309,12 @@ def DistributedOptimizer(
     )  # fmt: skip
     backend = getattr(session.options, "backend", None)
     if backend is not None:
-        passes = backward_passes_per_step
+        gain = Gain(size()) if session.options.adascale else None
         driver.port.reducer = make_reducer(
-            backend, session.job.comm, optimizer, model, named, params, end, passes
+            backend, session.job.comm, optimizer, model, named, params, end, gain
         )
+        if gain is not None:
+            scale_rates(optimizer, lambda: gain.gain, lambda value: log(adascale_gain=value))
         if rank() == 0 and not session.drivers:
             session.job.say(f"gradients are all-reduced by {driver.port.reducer.name}")
         session.job.recorder.set_end("backend", driver.port.reducer.name)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from aladdin_mpi.algorithms import find
+from aladdin_mpi.algorithms.base import Topology
 from aladdin_mpi.config import RunConfig
 from aladdin_mpi.core.schedule import Schedule
-from aladdin_mpi.errors import AladdinError, ModelError
+from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.optim import LAMB, LARS
 from aladdin_mpi.runtime.compute import Compute, EmulatedCompute, Placement, evaluate
 from aladdin_mpi.runtime.folder import save_model
@@ -32,6 +34,11 @@ Loader = DataLoader[tuple[Tensor, Tensor]]
 def check(config: RunConfig) -> None:
     """Raise a :class:`ConfigError` for the mistakes that are seen without data and MPI."""
     schedule_of(config, num_workers=1)
+    if config.emulate_compute and config.algorithm_options.get("backend") == "ddp":
+        raise ConfigError(
+            f"--emulate-compute {config.emulate_compute:g}: --backend ddp averages in the backward "
+            "pass, which is not made; use --backend mpi or horovod"
+        )
     name = config.dataset
     if ":" not in name and name not in dataset_names():
         load_dataset(name, None, 0)  # says which ones there are
@@ -124,7 +131,14 @@ class _Training:
         self.model = model.to(device)
         if config.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = am.DistributedOptimizer(_optimizer(config, self.model), self.model)
+        optimizer = _optimizer(config, self.model)
+        averages = find(config.algorithm).topology is Topology.COLLECTIVE
+        self.clips_before = config.clip_norm is not None and not averages
+        if config.clip_norm is not None and averages:  # the mean gradient, when it is there
+            optimizer.register_step_pre_hook(lambda *_: self._clip())
+        self.optimizer = am.DistributedOptimizer(
+            optimizer, self.model, backward_passes_per_step=config.accumulate
+        )
         self.num_samples = len(data.train)  # type: ignore[arg-type]
         self.loader = am.partition(self._loader(data.train, config.batch_size, training=True))
         self.test = self._loader(data.test, config.eval_batch_size, training=False)
@@ -171,13 +185,17 @@ class _Training:
         result = self.compute.take()
         self.am.split(result.forward_s, result.backward_s, emulated=emulated)
         self.am.log(loss=result.loss)
-        if self.config.clip_norm is not None and not emulated:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        if self.clips_before and not emulated:
+            self._clip()
         rate = self.schedule.lr(epochs_done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.iterations += 1
+
+    def _clip(self) -> None:
+        assert self.config.clip_norm is not None
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
     def _evaluate(self, epoch: int) -> None:
         """Worker 0 evaluates the global model, outside the timed step; the others go on."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from teams import Result, Training, run
+from teams import CLOSE, TARGET, Result, mixed, run, steady, toy
 
 from aladdin_mpi.algorithms import REGISTRY
 from aladdin_mpi.algorithms.base import Topology
@@ -17,17 +17,6 @@ from aladdin_mpi.runtime.globals import GlobalModel
 pytestmark = pytest.mark.timeout(120)
 
 NAMES = sorted(REGISTRY)
-QUICK: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 5},
-    "gosgd": {"p": 0.5},
-    "arsgd": {"backend": "mpi"},
-}
-"""Options with which a few iterations show something."""
-
-CLOSE = {"shat": 0.8}
-"""How far from the minimum the end may be, for those whose server follows its workers loosely."""
-
-TARGET = np.array([1.0, -2.0, 0.5, 3.0])
 
 
 def having(trait: str) -> list[str]:
@@ -36,25 +25,6 @@ def having(trait: str) -> list[str]:
 
 def lacking(trait: str) -> list[str]:
     return [name for name in NAMES if trait not in REGISTRY[name].traits]
-
-
-def towards(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
-    return x - TARGET
-
-
-def mixed(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
-    """Another quadratic on each worker, and another in each iteration."""
-    return (1 + worker / 4) * x - TARGET * (1 + np.cos(worker + iteration))
-
-
-def steady(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
-    """A gradient that does not depend on the parameters."""
-    return TARGET * (1 + worker) + iteration
-
-
-def training(name: str, gradient: Any = towards, **settings: Any) -> Training:
-    options = {**QUICK.get(name, {}), **settings.pop("options", {})}
-    return Training(name, gradient, options, **settings)
 
 
 def sgd(gradients: Any, iterations: int, **settings: float) -> np.ndarray:
@@ -70,7 +40,7 @@ def sgd(gradients: Any, iterations: int, **settings: float) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_converges_and_all_end_alike(name: str, n: int) -> None:
-    results = run(n, training(name, iterations=lambda worker: 100))
+    results = run(n, toy(name, iterations=lambda worker: 100))
     for result in results:
         assert np.abs(result.final - TARGET).max() < CLOSE.get(name, 0.15), (
             "the quadratic's minimum"
@@ -81,7 +51,7 @@ def test_converges_and_all_end_alike(name: str, n: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_that_ends_early_holds_nobody_up(name: str, n: int) -> None:
-    results = run(n, training(name, iterations=lambda worker: 3 + 12 * worker))
+    results = run(n, toy(name, iterations=lambda worker: 3 + 12 * worker))
     for worker, result in enumerate(results):
         assert len(result.file.rows("steps")) == 3 + 12 * worker
         assert np.array_equal(result.final, results[0].final)
@@ -90,13 +60,13 @@ def test_one_that_ends_early_holds_nobody_up(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_that_makes_no_step_at_all_holds_nobody_up(name: str) -> None:
-    run(3, training(name, iterations=lambda worker: 0 if worker == 1 else 10))
+    run(3, toy(name, iterations=lambda worker: 0 if worker == 1 else 10))
 
 
 @pytest.mark.parametrize("name", having("equals_sgd_at_one_worker"))
 def test_one_worker_makes_the_steps_of_its_optimizer(name: str) -> None:
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
-    (result,) = run(1, training(name, mixed, iterations=lambda worker: 20, **settings))
+    (result,) = run(1, toy(name, mixed, iterations=lambda worker: 20, **settings))
     expected = sgd(lambda x, k: mixed(0, x, k), 20, **settings)
     np.testing.assert_allclose(result.final, expected, rtol=2e-5, atol=1e-6)
 
@@ -104,7 +74,7 @@ def test_one_worker_makes_the_steps_of_its_optimizer(name: str) -> None:
 @pytest.mark.parametrize("name", [*having("synchronous"), "ssp"])
 def test_synchronous_ones_make_the_steps_of_sgd_on_the_joined_batch(name: str) -> None:
     options = {"staleness": 0} if name == "ssp" else {}
-    results = run(4, training(name, mixed, iterations=lambda worker: 20, options=options))
+    results = run(4, toy(name, mixed, iterations=lambda worker: 20, options=options))
     expected = sgd(lambda x, k: sum(mixed(w, x, k) for w in range(4)) / 4, 20, lr=0.1)
     np.testing.assert_allclose(results[0].final, expected, rtol=2e-5, atol=1e-6)
 
@@ -113,14 +83,14 @@ def test_synchronous_ones_make_the_steps_of_sgd_on_the_joined_batch(name: str) -
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_communication_keeps_the_mean(name: str, n: int) -> None:
     options = {"count_leavers": False} if name == "aladdin" else {}
-    results = run(n, training(name, steady, iterations=lambda worker: 12, options=options))
+    results = run(n, toy(name, steady, iterations=lambda worker: 12, options=options))
     steps = [-0.1 * steady(w, TARGET, k) for w in range(n) for k in range(12)]
     np.testing.assert_allclose(results[0].final, np.sum(steps, axis=0) / n, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", having("keeps_the_sum"))
 def test_communication_keeps_the_sum_of_workers_and_server(name: str) -> None:
-    results = run(3, training(name, steady, iterations=lambda worker: 12))
+    results = run(3, toy(name, steady, iterations=lambda worker: 12))
     steps = [-0.1 * steady(w, TARGET, k) for w in range(3) for k in range(12)]
     total = sum(result.own for result in results) + results[0].final
     np.testing.assert_allclose(total, np.sum(steps, axis=0), rtol=1e-4, atol=1e-4)
@@ -138,7 +108,7 @@ def straggling(name: str) -> bool:
         if worker == 0 and iteration == 1:
             waited_in_vain.append(not others_done.wait(3.0))
 
-    run(3, training(name, iterations=lambda worker: 60, before_step=before_step))
+    run(3, toy(name, iterations=lambda worker: 60, before_step=before_step))
     return waited_in_vain[0]
 
 
@@ -155,7 +125,7 @@ def test_those_that_do_not(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*having("synchronous"), "localsgd", "diloco", "d-psgd"}))
 def test_those_that_repeat_to_the_bit(name: str) -> None:
     once, again = (
-        run(3, training(name, mixed, momentum=0.9, iterations=lambda worker: 15)) for _ in range(2)
+        run(3, toy(name, mixed, momentum=0.9, iterations=lambda worker: 15)) for _ in range(2)
     )
     assert np.array_equal(once[0].final, again[0].final)
 
@@ -163,7 +133,7 @@ def test_those_that_repeat_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_dtypes_are_kept(name: str, dtype: torch.dtype) -> None:
-    for result in run(2, training(name, dtype=dtype, iterations=lambda worker: 60)):
+    for result in run(2, toy(name, dtype=dtype, iterations=lambda worker: 60)):
         assert result.dtype == dtype
         assert np.abs(result.final - TARGET).max() < CLOSE.get(name, 0.3)
 
@@ -181,7 +151,7 @@ def test_payloads_are_never_changed(name: str, monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(GlobalModel, "handle", checked)
-    run(3, training(name, mixed))
+    run(3, toy(name, mixed))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,16 +160,16 @@ def test_a_nan_is_thrown_away_and_holds_nobody_up(name: str) -> None:
         bad = worker == 1 and iteration in (4, 5)
         return np.full(4, np.nan) if bad else x - TARGET
 
-    results = run(3, training(name, sometimes, iterations=lambda worker: 100))
+    results = run(3, toy(name, sometimes, iterations=lambda worker: 100))
     for result in results:
         assert np.abs(result.final - TARGET).max() < CLOSE.get(name, 0.2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_can_be_saved_and_loaded(name: str) -> None:
-    results = run(2, training(name, mixed, iterations=lambda worker: 7))
+    results = run(2, toy(name, mixed, iterations=lambda worker: 7))
     state = results[0].worker.state_dict()
-    fresh = run(2, training(name, mixed, iterations=lambda worker: 0))[0].worker
+    fresh = run(2, toy(name, mixed, iterations=lambda worker: 0))[0].worker
     fresh.load_state_dict(state)
     for key, value in fresh.state_dict().items():
         assert np.array_equal(value, state[key]), key
@@ -211,7 +181,7 @@ def test_waiting_is_logged_as_blocked(name: str) -> None:
         if worker == 0:
             threading.Event().wait(0.01)
 
-    results = run(2, training(name, iterations=lambda worker: 30, before_step=before_step))
+    results = run(2, toy(name, iterations=lambda worker: 30, before_step=before_step))
     assert float(results[1].file.rows("steps")["blocked_s"].sum()) > 0.05
 
 
@@ -219,9 +189,7 @@ def test_waiting_is_logged_as_blocked(name: str) -> None:
 
 
 def finals(name: str, **options: Any) -> np.ndarray:
-    results: list[Result] = run(
-        3, training(name, mixed, iterations=lambda worker: 20, options=options)
-    )
+    results: list[Result] = run(3, toy(name, mixed, iterations=lambda worker: 20, options=options))
     return results[0].final
 
 
@@ -235,7 +203,7 @@ def test_diloco_with_a_plain_outer_step_is_local_sgd() -> None:
 
 
 def test_gosgd_that_never_sends_is_independent_workers() -> None:
-    results = run(3, training("gosgd", mixed, options={"p": 0.0}))
+    results = run(3, toy("gosgd", mixed, options={"p": 0.0}))
     for worker, result in enumerate(results):
         alone = sgd(lambda x, k, w=worker: mixed(w, x, k), 20, lr=0.1)
         np.testing.assert_allclose(result.own, alone, rtol=1e-6)
@@ -245,6 +213,6 @@ def test_push_sum_weights_sum_to_n() -> None:
     for name, total, options in (("sgp", 4.0, {}), ("sgp", 4.0, {"overlap": 0}),
                                  ("gosgd", 1.0, {"p": 1.0})):  # fmt: skip
         results = run(
-            4, training(name, mixed, options=options, iterations=lambda worker: 5 + 3 * worker)
+            4, toy(name, mixed, options=options, iterations=lambda worker: 5 + 3 * worker)
         )
         assert sum(result.worker.weight for result in results) == pytest.approx(total)

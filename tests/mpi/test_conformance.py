@@ -1,0 +1,83 @@
+"""The conformance scenarios over MPI: the same training as between threads, ranks as workers."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from teams import CLOSE, TARGET, Training, mixed, serve, steady, towards, toy, train
+
+from aladdin_mpi.algorithms import REGISTRY
+from aladdin_mpi.algorithms.base import Topology
+from aladdin_mpi.comm.peers import PeerLink
+from aladdin_mpi.comm.receiver import ServerLink
+from aladdin_mpi.comm.sender import WorkerLink
+
+pytestmark = [pytest.mark.ranks(exactly=3), pytest.mark.timeout(60)]
+
+NAMES = sorted(REGISTRY)
+
+
+def fail(error: BaseException) -> NoReturn:
+    raise AssertionError(f"the communication thread failed: {error!r}") from error
+
+
+def run(comm: MPI.Intracomm, training: Training) -> np.ndarray | None:
+    """Train over all ranks; this worker's final parameters, None on a server."""
+    if training.row.topology is Topology.SERVER:
+        own = comm.Dup()
+        among = comm.Split(0 if comm.rank else 1, comm.rank)
+        workers = list(range(1, comm.size))
+        if comm.rank == 0:
+            link = ServerLink(own, workers)
+            serve(link, len(workers), training)
+            link.free()
+            return None
+        worker = WorkerLink(own, 0, comm.rank - 1, len(workers), fail, among)
+        return train(worker, len(workers), training).final
+    return train(PeerLink(comm.Dup(), fail), comm.size, training).final
+
+
+def alike(comm: MPI.Intracomm, final: np.ndarray | None) -> np.ndarray:
+    """Everybody's parameters, which must be the same."""
+    found = [x for x in comm.allgather(final) if x is not None]
+    assert all(np.array_equal(x, found[0]) for x in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converges_and_all_end_alike(comm: MPI.Intracomm, name: str) -> None:
+    final = alike(comm, run(comm, toy(name, towards, iterations=lambda worker: 100)))
+    assert np.abs(final - TARGET).max() < CLOSE.get(name, 0.15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_that_ends_early_holds_nobody_up(comm: MPI.Intracomm, name: str) -> None:
+    final = run(comm, toy(name, towards, iterations=lambda worker: 3 + 12 * worker))
+    assert np.isfinite(alike(comm, final)).all()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if "synchronous" in REGISTRY[n].traits] + ["ssp"]
+)
+def test_synchronous_ones_make_the_steps_of_sgd_on_the_joined_batch(
+    comm: MPI.Intracomm, name: str
+) -> None:
+    options = {"staleness": 0} if name == "ssp" else {}
+    final = alike(comm, run(comm, toy(name, mixed, iterations=lambda worker: 20, options=options)))
+    n = comm.size - (REGISTRY[name].topology is Topology.SERVER)
+    x = np.zeros(4)
+    for iteration in range(20):
+        x -= 0.1 * sum(mixed(w, x, iteration) for w in range(n)) / n
+    np.testing.assert_allclose(final, x, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if "keeps_the_mean" in REGISTRY[n].traits and n != "aladdin"]
+)
+def test_communication_keeps_the_mean(comm: MPI.Intracomm, name: str) -> None:
+    final = alike(comm, run(comm, toy(name, steady, iterations=lambda worker: 12)))
+    steps = [-0.1 * steady(w, TARGET, k) for w in range(comm.size) for k in range(12)]
+    np.testing.assert_allclose(final, np.sum(steps, axis=0) / comm.size, rtol=1e-4, atol=1e-4)
