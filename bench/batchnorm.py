@@ -53,7 +53,8 @@ def job(folder: str, epochs: int) -> None:
             optimizer.step()
     own = accuracy()
     am.finish(model)
-    print("own", own, flush=True)
+    sys.stdout.write(f"own {own}\n")  # in one piece: lines of several ranks must not mix
+    sys.stdout.flush()
     if am.rank() == 0:
         print("global", accuracy(), flush=True)
 

@@ -119,7 +119,9 @@ def _yes_no(value: object) -> str:
 
 
 def _run(config_file: str | None, **flags: object) -> None:
-    flags["slow_worker"] = flags["slow_worker"] or None
+    slow = flags["slow_worker"]
+    assert isinstance(slow, tuple)
+    flags["slow_worker"] = " ".join(slow) or None
     config = RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
     options = configure(config.algorithm, config.algorithm_options)
     check(config)
