@@ -99,6 +99,7 @@ class Worker(GossipWorker):
                     return False
             if message.finite:  # s ← s + (s_other − s_sent) / 2
                 kernels.merge(self.s, [message.vector, other], [0.5, -0.5])
+        port.absorbed(header, 0.5, self.made - header.iteration, discarded=not message.finite)
         message.release()
         return True
 

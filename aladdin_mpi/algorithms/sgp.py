@@ -8,9 +8,9 @@ al., Algorithm 1)::
     x_i ← x_i + Σ x_j,   w_i ← w_i + Σ w_j   over what has arrived;   z_i = x_i / w_i
 
 ``overlap=1`` (1-OSGP) needs at iteration k only what was sent at k − 1, so that messages travel
-while gradients are computed; ``overlap=0`` waits for those of iteration k.  A message that is there
-early is taken in early.  Who has ended gets nothing more; Σ w stays n, and the final model is
-Σ x / Σ w.
+while gradients are computed; ``overlap=0`` waits for those of iteration k.  What comes before this
+worker's own message of iteration k has left, or from later iterations, is taken in after the next one
+has.  Who has ended gets nothing more; Σ w stays n, and the final model is Σ x / Σ w.
 
 Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
 """
@@ -44,7 +44,7 @@ def distance(n: int, iteration: int) -> int:
 
 
 class Worker(GossipWorker):
-    STATE = (*GossipWorker.STATE, "weight", "x")
+    STATE = (*GossipWorker.STATE, "weight", "x", "later", "later_weight")
 
     def __init__(self, config: Config, params: FlatParams, num_workers: int) -> None:
         super().__init__(params)
@@ -53,6 +53,8 @@ class Worker(GossipWorker):
         params.read(self.x)
         params.read(self.r)  # z
         self.weight = 1.0
+        self.later, self.later_weight = params.new_vector(), 0.0  # came too early
+        self.halved = True  # this iteration's message has left
         self.received: dict[int, int] = {}  # the last iteration that came, by worker
 
     def step(
@@ -66,7 +68,10 @@ class Worker(GossipWorker):
                 port.lost("nonfinite_push")
         n, k = port.num_workers, self.made
         if n > 1:
+            self.halved = False
             self._send((port.worker + distance(n, k)) % n, params, port)
+            self.halved = True
+            self._take_later()
             due = k - self.overlap
             source = (port.worker - distance(n, due)) % n
             self.wait_until(lambda: due < 0 or self._has_come(port, source, due), params, port)
@@ -95,12 +100,24 @@ class Worker(GossipWorker):
 
     def absorb(self, params: FlatParams, port: PeerPort, message: PeerIncoming) -> float:
         header = message.header
-        kernels.add(self.x, message.vector)
-        self.weight += header.weight
+        if self.halved and header.iteration <= self.made:
+            kernels.add(self.x, message.vector)
+            self.weight += header.weight
+        else:
+            kernels.add(self.later, message.vector)
+            self.later_weight += header.weight
         self.received[header.worker] = header.iteration
         return header.weight
 
+    def _take_later(self) -> None:
+        if self.later_weight:
+            kernels.add(self.x, self.later)
+            self.weight += self.later_weight
+            self.later.fill(0.0)
+            self.later_weight = 0.0
+
     def total(self, params: FlatParams) -> float:
+        self._take_later()
         np.copyto(self.vector, self.x)
         return self.weight
 

@@ -80,6 +80,7 @@ class WorkerChannel:
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
+        self._copy: Frame | None = None
         self._box = Outbox(opening.comm, link.server, link.worker, opening.layout, opening.slots)
 
     # -- training thread --------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class WorkerChannel:
         self.changed.clear()
 
     def fetch(self) -> Frame:
-        """The server's current parameters and buffers; waits for them."""
+        """The server's current parameters and buffers, until the next call; waits for them."""
         self._link.post(self._ask_copy)
         return self.wait_copy()
 
@@ -160,7 +161,9 @@ class WorkerChannel:
 
     def expect_copy(self) -> None:
         """Post the receive of a copy."""
-        self._fetching = self._receive(self.layout.new_frame(), tags(self.index)[1])
+        if self._copy is None:
+            self._copy = self.layout.new_frame()
+        self._fetching = self._receive(self._copy, tags(self.index)[1])
 
     def progress(self) -> None:
         """Move sends and receives on."""

@@ -305,12 +305,12 @@ class FlatParams:
 
     def set_gradients(self, values: np.ndarray) -> None:
         """``g ← values`` (float32, shape (size,)); a parameter without a gradient gets one."""
-        views = self._views_of(values)
-        for view, p in zip(views, self.parameters, strict=True):
+        gradients = []
+        for p in self.parameters:
             if p.grad is None:
-                p.grad = torch.empty_like(p, memory_format=torch.preserve_format).copy_(view)
-            else:
-                p.grad.copy_(view)
+                p.grad = torch.empty_like(p, memory_format=torch.preserve_format)
+            gradients.append(p.grad)
+        torch._foreach_copy_(gradients, self._views_of(values))
 
     def gradients_finite(self) -> bool:
         """No gradient holds a NaN or an infinity."""

@@ -194,7 +194,7 @@ STEPS = Table(
 
 SENDS = Table(
     "sends",
-    "one row per push, written by the worker when it is acknowledged",
+    "one row per push that was acknowledged, or message to a worker that has left",
     (
         SEQUENCE,
         CHANNEL,
@@ -208,6 +208,7 @@ SENDS = Table(
         WANTS_REPLY,
         STALENESS,
         VERSION_HAD,
+        Column("to", "i4", "1", "worker that it went to; -1: the server"),
     ),
     ("worker",),
 )

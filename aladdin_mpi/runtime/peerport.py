@@ -137,5 +137,5 @@ class PeerPort(TimedPort):
         self._recorder.add(
             "sends",
             (header.sequence, self._index, started, 0.0, took, math.nan, nbytes, 1, 0,
-             not header.answer, -1, to),
+             not header.answer, -1, -1, to),
         )  # fmt: skip

@@ -173,7 +173,7 @@ class WorkerPort(TimedPort):
         self._recorder.add(
             "sends",
             (notice.sequence, self._index, times.queued_at, times.queue_s, times.put_s,
-             times.ack_s, times.nbytes, iterations, samples, wants, notice.staleness, version),
+             times.ack_s, times.nbytes, iterations, samples, wants, notice.staleness, version, -1),
         )  # fmt: skip
 
     @property

@@ -270,11 +270,11 @@ def DistributedOptimizer(
         named = list(model.named_parameters())
     else:
         raise ModelError("DistributedOptimizer needs the model, or named_parameters")
-    served = "server_applies" in session.algorithm.traits
-    if served:
+    applied = "server_applies" in session.algorithm.traits
+    if applied:
         check_sgd(optimizer, session.algorithm.name)
     count = len(optimizer.param_groups)
-    if (served or getattr(session.options, "push", "") == "gradient") and count > MAX_GROUPS:
+    if (applied or getattr(session.options, "push", "") == "gradient") and count > MAX_GROUPS:
         raise ConfigError(
             f"--algorithm {session.algorithm.name}: {count} parameter groups, at most {MAX_GROUPS} "
             "where gradients are pushed; push updates (aladdin --push update)"
