@@ -7,6 +7,7 @@ parameters and the iteration.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,9 +41,10 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 """Options with which a few iterations show something."""
 
-CLOSE = {"shat": 0.8, "gosgd": 1.5, "ad-psgd": 1.5}
+CLOSE = {"aladdin": 0.8, "shat": 0.8, "gosgd": 1.5, "ad-psgd": 1.5}
 """How far from the minimum the end may be, where it is not 0.15: the server follows its workers
-loosely, or a message that took as long as the whole training is mixed in at its end.
+loosely, or a message that took as long as the whole training is mixed in at its end.  Workers that
+do not move are 3 away.
 """
 
 TARGET = np.array([1.0, -2.0, 0.5, 3.0])
@@ -67,7 +69,8 @@ def steady(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
 class Training:
     """What every worker does.
 
-    ``before_step(worker, iteration)`` is called before each step.
+    ``before_step(worker, iteration)`` is called before each step; by default it is a short sleep,
+    so that the workers run side by side.
     """
 
     algorithm: str
@@ -79,7 +82,7 @@ class Training:
     weight_decay: float = 0.0
     dtype: torch.dtype = torch.float32
     iterations: Callable[[int], int] = lambda worker: 20
-    before_step: Callable[[int, int], None] = lambda worker, iteration: None
+    before_step: Callable[[int, int], None] = lambda worker, iteration: time.sleep(2e-4)
 
     @property
     def row(self) -> Algorithm:

@@ -8,9 +8,9 @@ al., Algorithm 1)::
     x_i ← x_i + Σ x_j,   w_i ← w_i + Σ w_j   over what has arrived;   z_i = x_i / w_i
 
 ``overlap=1`` (1-OSGP) needs at iteration k only what was sent at k − 1, so that messages travel
-while gradients are computed; ``overlap=0`` waits for those of iteration k.  What comes before this
-worker's own message of iteration k has left, or from later iterations, is taken in after the next one
-has.  Who has ended gets nothing more; Σ w stays n, and the final model is Σ x / Σ w.
+while gradients are computed; ``overlap=0`` waits for those of iteration k.  What is of a later
+iteration, or comes before this worker's own message has left, is taken in when its next one has.
+Who has ended gets nothing more; Σ w stays n, and the final model is Σ x / Σ w.
 
 Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
 """

@@ -56,7 +56,7 @@ def test_stopped_worker_and_stopped_server_are_named(tmp_path: Path) -> None:
             finally:
                 os.kill(pid(0), signal.SIGCONT)
             for rank in (1, 2):
-                words = f"rank {rank} (worker {rank - 1}): the server goes on after"
+                words = f"rank {rank} (worker {rank - 1}): the server (rank 0) goes on after"
                 until(said(words), started, err, 30)
             time.sleep(1)
             (tmp_path / "end").touch()

@@ -12,7 +12,7 @@ import pytest
 from linking import FULL, PUSHES, Loop, a_spec, initial, push_and_listen
 from mpi4py import MPI
 
-from aladdin_mpi.comm import channel, mailbox, sender
+from aladdin_mpi.comm import channel, mailbox, thread
 from aladdin_mpi.comm.receiver import ServerLink
 from aladdin_mpi.comm.sender import WorkerLink
 from aladdin_mpi.core import kernels
@@ -190,7 +190,40 @@ def test_a_worker_that_is_busy_still_beats(
             beats = [r for r in loop.requests if (r.kind, r.worker) == (RequestKind.BEAT, worker)]
             assert beats[-1].steps == 17
     else:
-        monkeypatch.setattr(sender, "BEAT_S", 0.05)
+        monkeypatch.setattr(thread, "BEAT_S", 0.05)
         link.steps = 17
         time.sleep(1.5)  # computes, and says nothing
         link.close(lambda: None)
+
+
+def test_ranges_sent_ahead_and_ranges_abandoned(
+    comm: MPI.Intracomm, link: ServerLink | WorkerLink
+) -> None:
+    """Pushes 1 to 4 add 1 to 4 everywhere; what was sent ahead and given up adds nothing."""
+    spec = a_spec()
+    if isinstance(link, ServerLink):
+        loop = Loop(link)
+        loop.run()
+        expected = 1000 + np.arange(spec.size, dtype=np.float32) % 7 + 10 * (comm.size - 1)
+        assert (loop.sums[0] == expected).all()
+        return
+    end, _ = link.open_channel(spec, initial(link.worker, spec))
+    for number in range(1, 5):
+        frame = end.next_frame()
+        given_up = number % 2 == 0
+        frame.params[:] = 99 if given_up else number
+        end.send_range(600, spec.size)
+        end.send_range(200, 600)
+        if given_up:
+            end.abandon()
+            end.wait_change(0.01)
+            if number == 4:  # and once more ahead
+                frame.params[:] = number
+                end.send_range(0, spec.size)
+        if number == 3:  # the whole vector ahead
+            end.send_range(0, 200)
+        frame.params[:] = number
+        end.submit(Push(link.worker, number))
+        while end.in_flight():
+            end.wait_change(0.1)
+    link.close(lambda: None)

@@ -24,7 +24,8 @@ class Hasty(Outbox):
     """Announces a message before it puts the frame, every other time as over a slow link."""
 
     def start(self, raw: np.ndarray, sequence: int) -> None:
-        self._sequence = sequence
+        self.begin(raw, sequence)
+        self.finish()
         super().advance()  # nothing is under way: puts and flushes the word only
         if sequence % 2:
             time.sleep(2e-4)
@@ -34,7 +35,7 @@ class Hasty(Outbox):
         if not all(request.Test() for request in self._requests):
             return False
         self._windows.frames.Flush(self._server)
-        self._requests = []
+        self._requests, self._sequence, self._whole = [], 0, False
         return True
 
 
