@@ -1,8 +1,8 @@
 """Run every stage of the tests, each under a time limit, and say what was left out and why.
 
 Needs only the standard library; ``make test`` calls it. Horovod is built for the first MPI, if this
-machine can build it; tests marked ``horovod`` run with that one only (a build takes minutes, and
-``make horovod MPI=...`` makes the other). The stages:
+machine can build it (a build takes minutes; ``make horovod MPI=...`` makes the other). Tests marked
+``first_mpi`` run with that one only. The stages:
 
     lint      ruff check, ruff format --check, mypy
     unit      tests/unit, no launcher
@@ -235,7 +235,7 @@ class Suite:
             argv = [python, "-m", "pytest", str(folder), "-q", f"--junitxml={report}"]
             argv += ["-o", "junit_family=xunit1", "-p", "no:cacheprovider"]
             if mpi != self.options.mpis[0]:
-                argv += ["-m", "not horovod"]
+                argv += ["-m", "not first_mpi"]
             if ranks:
                 argv.append("--color=no")  # Open MPI gives its ranks a terminal
                 argv = [python, str(ROOT / "tests" / "launching.py"), "-n", str(ranks), *argv]

@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 280
 
 
+@pytest.mark.first_mpi
 def test_loader_processes(tmp_path: Path) -> None:
     """All samples are seen in an epoch, and both start methods work."""
     mpirun(3, [sys.executable, SCRIPTS / "loaders.py", tmp_path], timeout=LIMIT_S, cwd=tmp_path)
@@ -31,6 +32,7 @@ def test_loader_processes(tmp_path: Path) -> None:
         assert one["seen"] != other["seen"]
 
 
+@pytest.mark.first_mpi
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     argv = [sys.executable, SCRIPTS / "unguarded.py", tmp_path / "run"]
     run = mpirun(3, argv, timeout=LIMIT_S, check=False, cwd=tmp_path)
@@ -41,6 +43,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert "put its code under if __name__ == '__main__':" in lines[0]
 
 
+@pytest.mark.first_mpi
 def test_a_loader_that_was_not_partitioned_cannot_start_a_second_job(tmp_path: Path) -> None:
     """The processes of a plain loader import an unguarded script: they say what is wrong."""
     argv = [sys.executable, SCRIPTS / "unguarded.py", tmp_path / "run", "plain"]

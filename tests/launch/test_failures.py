@@ -78,6 +78,7 @@ def test_unwritable_folder(tmp_path: Path) -> None:
     assert "--out /proc/nowhere/run: cannot be written" in line
 
 
+@pytest.mark.first_mpi
 @pytest.mark.parametrize(
     ("way", "words"),
     [

@@ -27,7 +27,9 @@ def difference(ranks: int, folder: Path, *arguments: str) -> float:
     [
         (4, ("bsp", "momentum=0.9", "extra=3")),
         (3, ("arsgd", "backend=mpi", "momentum=0.9", "extra=3")),
-        (3, ("arsgd", "backend=ddp", "momentum=0.9", "extra=3")),
+        pytest.param(
+            3, ("arsgd", "backend=ddp", "momentum=0.9", "extra=3"), marks=pytest.mark.first_mpi
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -35,7 +37,7 @@ def test_same_parameters(ranks: int, arguments: tuple[str, ...], tmp_path: Path)
     assert difference(ranks, tmp_path, *arguments) < 1e-5
 
 
-@pytest.mark.horovod
+@pytest.mark.first_mpi
 def test_same_parameters_with_horovod(tmp_path: Path) -> None:
     require.horovod()
     assert difference(3, tmp_path, "arsgd", "backend=horovod", "momentum=0.9") < 1e-5
