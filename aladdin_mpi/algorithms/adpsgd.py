@@ -111,9 +111,7 @@ class Worker(GossipWorker):
         while not port.all_ended():
             port.wait()
         self._catch_up(params, port)
-        (total,) = port.sum(self.vector, self.total(params))
-        self.vector /= total
-        params.assign(self.vector)
+        self.settle(params, port)
 
 
 ALGORITHM = Algorithm(

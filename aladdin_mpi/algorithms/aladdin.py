@@ -95,6 +95,7 @@ class Worker(Stateful):
         port.wait_push(1)
         if not self._push(params, port, -1, 1, last=True):  # not finite, and thrown away:
             self._push(params, port, -1, 1, last=True)  # what is left
+        self.pending.close()
 
     def _push(
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False

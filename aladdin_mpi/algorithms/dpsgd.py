@@ -43,7 +43,7 @@ class Worker(GossipWorker):
         neighbours = sorted({(me - 1) % n, (me + 1) % n} - {me})
         params.read(self.r)
         local_update()
-        self.finite(params, self.r, port)
+        self.undo_bad_step(params, self.r, port)
         if self.made:  # at the start all are equal
             self._average(params, port, neighbours)
         self.made += 1

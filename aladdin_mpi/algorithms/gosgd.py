@@ -45,7 +45,7 @@ class Worker(GossipWorker):
     ) -> None:
         params.read(self.r)
         local_update()
-        self.finite(params, self.r, port)
+        self.undo_bad_step(params, self.r, port)
         self.absorb_all(params, port)
         others = [w for w in range(port.num_workers) if w != port.worker and port.ended(w) is None]
         if port.rng.random() < self.p and others:

@@ -65,11 +65,15 @@ class GossipWorker(Stateful):
         port.leave(self.made)
         self.wait_until(port.all_ended, params, port)
         self.absorb_all(params, port)
+        self.settle(params, port)
+
+    def settle(self, params: FlatParams, port: PeerPort) -> None:
+        """``x`` becomes the weighted mean of all workers'.  Collective."""
         (total,) = port.sum(self.vector, self.total(params))
         self.vector /= total
         params.assign(self.vector)
 
-    def finite(self, params: FlatParams, r: np.ndarray, port: PeerPort) -> None:
+    def undo_bad_step(self, params: FlatParams, r: np.ndarray, port: PeerPort) -> None:
         """After a local step: back to ``r`` if it made a NaN or an infinity."""
         if kernels.count_nonfinite(params.gathered()):
             params.assign(r)

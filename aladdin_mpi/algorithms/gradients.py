@@ -64,6 +64,7 @@ class GradientWorker(Stateful):
 
     def finish(self, params: FlatParams, port: Port) -> None:
         self._push(params, port, 0, False, last=True)
+        self.pending.close()
 
     def _push(
         self, params: FlatParams, port: Port, iterations: int, asks: bool, last: bool = False

@@ -33,6 +33,9 @@ class Pending(Protocol):
     ) -> None:
         """``x ← x + α (target − s)``; ``s`` is the snapshot, or else ``x`` itself."""
 
+    def close(self) -> None:
+        """Nothing more is pushed; the model is the user's alone."""
+
 
 class PendingUpdate:
     """Δ = x − r, where r are the parameters as they have been pushed so far."""
@@ -51,6 +54,9 @@ class PendingUpdate:
         self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None
     ) -> None:
         params.mix(alpha, target, s, self.r)
+
+    def close(self) -> None:
+        """There are no hooks."""
 
 
 class PendingGradients:
@@ -124,3 +130,7 @@ class PendingGradients:
         self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None
     ) -> None:
         params.mix(alpha, target, s, None)
+
+    def close(self) -> None:
+        if self._ready is not None:
+            self._ready.close()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,12 +84,20 @@ class HorovodReducer:
         return int(self._hvd.size())
 
     def close(self) -> None:
-        """Before MPI ends."""
+        """Before MPI ends; a later backward pass, on the model alone, must not reduce."""
+        delays = self._optimizer._allreduce_delay  # passes to go: its hooks cannot be removed
+        self._optimizer._allreduce_delay = dict.fromkeys(delays, math.inf)
         self._hvd.shutdown()
 
 
 class DDPReducer:
     """DistributedDataParallel around the user's model, entered by the model's own call.
+
+    Parameters
+    ----------
+    worker, num_workers : int
+    exchange : callable
+        ``exchange(bytes) -> list of bytes``, everybody's.
 
     Raises
     ------
@@ -98,20 +107,27 @@ class DDPReducer:
 
     name = f"torch {torch.__version__} DistributedDataParallel (gloo)"
 
-    def __init__(self, comm: MPI.Intracomm, model: torch.nn.Module | None) -> None:
+    def __init__(
+        self,
+        worker: int,
+        num_workers: int,
+        exchange: Callable[[bytes], list[bytes]],
+        model: torch.nn.Module | None,
+    ) -> None:
         if model is None:
             raise ConfigError("--backend ddp: give DistributedOptimizer the model")
         if not torch.distributed.is_initialized():
-            address = comm.bcast(_free_address() if comm.rank == 0 else None, 0)
-            host, port = address
-            store = torch.distributed.TCPStore(host, port, comm.size, comm.rank == 0)
+            mine = _free_address() if worker == 0 else ""
+            host, _, port = exchange(mine.encode())[0].decode().rpartition(":")
+            store = torch.distributed.TCPStore(host, int(port), num_workers, worker == 0)
             torch.distributed.init_process_group(
-                "gloo", store=store, rank=comm.rank, world_size=comm.size
+                "gloo", store=store, rank=worker, world_size=num_workers
             )
         self._ddp = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
         self._uneven = self._ddp.join(divide_by_initial_world_size=False)
         self._uneven.__enter__()
         self._inside = False
+        self._model, self._before = model, vars(model).get("forward")
         self._enter_by(model)
 
     def _enter_by(self, model: torch.nn.Module) -> None:
@@ -137,13 +153,17 @@ class DDPReducer:
         return torch.distributed.get_world_size()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Give the model its own call back, and leave the group."""
+        if self._before is None:
+            del self._model.forward
+        else:
+            self._model.forward = self._before
         with contextlib.suppress(RuntimeError):
             torch.distributed.destroy_process_group()
 
 
-def _free_address() -> tuple[str, int]:
-    """This host's name and a port that is free at present."""
+def _free_address() -> str:
+    """This host's name and a port that is free at present, ``host:port``."""
     host = os.environ.get("MASTER_ADDR") or socket.gethostname()
     try:
         socket.getaddrinfo(host, None)
@@ -151,4 +171,4 @@ def _free_address() -> tuple[str, int]:
         host = "127.0.0.1"
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return host, int(probe.getsockname()[1])
+        return f"{host}:{probe.getsockname()[1]}"

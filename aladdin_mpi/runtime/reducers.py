@@ -12,7 +12,7 @@ from aladdin_mpi.comm.libraries import DDPReducer, HorovodReducer
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.ready import Range, ReadyRanges
 from aladdin_mpi.optim.adascale import Gain
-from aladdin_mpi.runtime.links import PeerEnd, SumLike
+from aladdin_mpi.runtime.links import PeerEnd, SumLike, WorkerLinkLike
 
 __all__ = ["GradientReducer", "RangeReducer", "make_reducer"]
 
@@ -107,6 +107,7 @@ def _square_norm(vector: np.ndarray) -> float:
 
 def make_reducer(
     backend: str,
+    link: WorkerLinkLike,
     comm: Any,
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None,
@@ -119,5 +120,5 @@ def make_reducer(
     if backend == "horovod":
         return HorovodReducer(comm, optimizer, named, params.passes)
     if backend == "ddp":
-        return DDPReducer(comm, model)
+        return DDPReducer(link.worker, comm.size, link.exchange, model)
     return RangeReducer(params, end, gain)

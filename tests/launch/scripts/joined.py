@@ -53,6 +53,8 @@ def main(algorithm: str, *given: str) -> None:
             x, y = batch(STEPS + k, 1)
             step(model, optimizer, x, y)
     am.finish(model)
+    x, y = batch(0, 1)
+    torch.nn.functional.cross_entropy(model(x), y).backward()  # the model is a plain one again
     if am.rank() == 0:
         single = network()
         start = [p.detach().clone() for p in single.parameters()]
