@@ -50,8 +50,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ssp, staleness 10": ("ssp", {"staleness": 10}),
     "easgd, period 8": ("easgd", {"period": 8}),
     "gosgd, p 1": ("gosgd", {"p": 1.0}),
+    "asp, η 0.01": ("asp", {}),
+    "asp, momentum 0": ("asp", {}),
 }
 ALL = RIVALS | VARIANTS
+SGD: dict[str, dict[str, float]] = {
+    "asp, η 0.01": {"lr": 0.01},
+    "asp, momentum 0": {"momentum": 0.0},
+}
 
 
 class Row(NamedTuple):
@@ -83,7 +89,8 @@ def job(folder: str, name: str, seed: int, epochs: int, lr: float) -> None:
     am.init(algorithm, out=folder, seed=seed, progress="off", threads=1, **options)
     data = load_dataset("fashion-mnist", None, seed)
     model = build_model("cnn", data.input_shape, data.num_classes, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
+    sgd = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4} | SGD.get(name, {})
+    optimizer = torch.optim.SGD(model.parameters(), **sgd)
     optimizer = am.DistributedOptimizer(optimizer, model)
     train = am.partition(DataLoader(data.train, BATCH, shuffle=True, collate_fn=collate))
     copies: list[tuple[float, float, dict[str, torch.Tensor]]] = []
