@@ -66,46 +66,69 @@ def merge_row(k: int, t: np.ndarray, payloads: list[np.ndarray]) -> Row:
     return Row(f"merge k={k}", k + 2, rivals)
 
 
-def difference_row(x: np.ndarray, r: np.ndarray, out: np.ndarray, s: np.ndarray | None) -> Row:
+def difference_row(x: np.ndarray, r: np.ndarray, out: np.ndarray) -> Row:
     tx, tr, tout = map(torch.from_numpy, (x, r, out))
-    ts = None if s is None else torch.from_numpy(s)
 
     def with_numpy() -> int:
         np.subtract(x, r, out=out)
         np.copyto(r, x)
-        if s is not None:
-            np.copyto(s, x)
         return count_numpy(out)
 
     def with_torch() -> int:
         torch.sub(tx, tr, out=tout)
         tr.copy_(tx)
-        if ts is not None:
-            ts.copy_(tx)
         return count_torch(tout)
 
-    if s is None:
-        ours = {OURS: lambda: kernels.difference(x, r, out)}
-        return Row("difference", 4, ours | {NUMPY: with_numpy, TORCH: with_torch})
-    ours = {OURS: lambda: kernels.difference_snapshot(x, r, out, s)}
-    return Row("difference_snapshot", 5, ours | {NUMPY: with_numpy, TORCH: with_torch})
+    ours = {OURS: lambda: kernels.difference(x, r, out)}
+    return Row("difference", 4, ours | {NUMPY: with_numpy, TORCH: with_torch})
 
 
-def mix_row(x: np.ndarray, r: np.ndarray, target: np.ndarray, s: np.ndarray) -> Row:
-    tx, tr, tt, ts = map(torch.from_numpy, (x, r, target, s))
+def copy_row(dst: np.ndarray, src: np.ndarray) -> Row:
+    tdst, tsrc = map(torch.from_numpy, (dst, src))
+
+    def with_numpy() -> int:
+        np.copyto(dst, src)
+        return count_numpy(dst)
+
+    def with_torch() -> int:
+        tdst.copy_(tsrc)
+        return count_torch(tdst)
+
+    ours = {OURS: lambda: kernels.copy_checked(dst, src)}
+    return Row("copy_checked", 2, ours | {NUMPY: with_numpy, TORCH: with_torch})
+
+
+def take_row(p: np.ndarray, r: np.ndarray) -> Row:
+    tp, tr = map(torch.from_numpy, (p, r))
 
     def with_numpy() -> None:
-        d = 0.5 * (target - s)
-        np.add(x, d, out=x)
-        np.add(r, d, out=r)
+        x = p.copy()
+        np.subtract(p, r, out=p)
+        np.copyto(r, x)
 
     def with_torch() -> None:
-        d = (tt - ts).mul_(0.5)
-        tx.add_(d)
-        tr.add_(d)
+        x = tp.clone()
+        tp.sub_(tr)
+        tr.copy_(x)
 
-    ours = {OURS: lambda: kernels.mix_lagged(x, r, target, s, 0.5)}
-    return Row("mix_lagged", 6, ours | {NUMPY: with_numpy, TORCH: with_torch})
+    ours = {OURS: lambda: kernels.take_difference(p, r)}
+    return Row("take_difference", 4, ours | {NUMPY: with_numpy, TORCH: with_torch})
+
+
+def mix_row(x: np.ndarray, target: np.ndarray, s: np.ndarray) -> Row:
+    tx, tt, ts = map(torch.from_numpy, (x, target, s))
+
+    def with_numpy() -> None:
+        np.subtract(target, s, out=target)
+        np.multiply(target, np.float32(0.5), out=target)
+        np.add(x, target, out=x)
+
+    def with_torch() -> None:
+        tt.sub_(ts).mul_(0.5)
+        tx.add_(tt)
+
+    ours = {OURS: lambda: kernels.mix_lagged(x, target, s, 0.5)}
+    return Row("mix_lagged", 5, ours | {NUMPY: with_numpy, TORCH: with_torch})
 
 
 def lazy_row(x: np.ndarray, g: np.ndarray, v: np.ndarray) -> Row:
@@ -184,7 +207,7 @@ def main(size: int, dtype: str, rounds: int, csv_file: str | None) -> None:
         rng.random(out=array, dtype=np.dtype(dtype))
     x, r, out, s = arrays[:4]
     rows = [merge_row(k, arrays[0], arrays[1:]) for k in (1, 2, 4, 8)]
-    rows += [difference_row(x, r, out, None), difference_row(x, r, out, s), mix_row(x, r, out, s)]
+    rows += [difference_row(x, r, out), copy_row(out, x), take_row(out, r), mix_row(x, out, s)]
     rows += [lazy_row(x, r, s), count_row(x)]
     widths = [max(len(name), 19 if name == "kernel" else 5) for name in COLUMNS]
     click.echo(f"{size} {dtype}, {rounds} rounds, 1 thread; moves = reads + writes per element")

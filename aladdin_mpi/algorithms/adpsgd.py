@@ -68,7 +68,7 @@ class Worker(GossipWorker):
     def _catch_up(self, params: FlatParams, port: PeerPort) -> None:
         """``s ← s + (x − r)``, ``x ← s``, ``r ← s``."""
         with port.span("mix_s"):
-            good = params.difference(self.r, self.vector, None)
+            good = params.difference(self.r, self.vector)
             with self.lock:
                 if good:
                     kernels.add(self.s, self.vector)

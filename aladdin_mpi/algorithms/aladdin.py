@@ -103,8 +103,8 @@ class Worker(Stateful):
         ask = self.cfg.replies and not last and self.replies.wanted()
         s = self.replies.snapshot(ask)
         sent = port.try_push(
-            lambda out: self.pending.write(params, out, s), self.carried, limit=limit, last=last,
-            wants_reply=ask, handled=self.replies.handled, version=self.replies.version,
+            lambda out: self.pending.write(params, port, out, s), self.carried, limit=limit,
+            last=last, wants_reply=ask, handled=self.replies.handled, version=self.replies.version,
         )  # fmt: skip
         if sent < 0:
             self.carried = port.lost("nonfinite_push")

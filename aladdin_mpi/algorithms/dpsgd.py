@@ -70,7 +70,7 @@ class Worker(GossipWorker):
                     kernels.scale_add(self.vector, 1.0, message.vector, share)
                     port.absorbed(message.header, share, 0, discarded=False)
                     message.release()
-            params.mix(1.0, self.vector, self.r, None)
+            params.mix(1.0, self.vector, self.r)
 
     def _known(self, port: PeerPort, other: int) -> bool:
         ended = port.ended(other)

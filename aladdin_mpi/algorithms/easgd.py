@@ -62,7 +62,7 @@ class Worker(Stateful):
             params.assign(center)
         else:
             with port.span("mix_s"):
-                params.mix(self.beta, center, None, None)  # x_i ← x_i − d
+                params.mix(self.beta, center, None)  # x_i ← x_i − d
         self.since = 0
 
     def finish(self, params: FlatParams, port: Port) -> None:

@@ -58,7 +58,7 @@ class Worker(GossipWorker):
     def absorb(self, params: FlatParams, port: PeerPort, message: PeerIncoming) -> float:
         self.weight += message.header.weight
         part = message.header.weight / self.weight
-        params.mix(part, message.vector, None, None)
+        params.mix(part, message.vector, None)
         return part
 
     def total(self, params: FlatParams) -> float:

@@ -71,6 +71,6 @@ class GradientWorker(Stateful):
     ) -> None:
         port.wait_push(1 if last else port.slots)
         port.try_push(
-            lambda out: self.pending.write(params, out, None), iterations, limit=port.slots,
+            lambda out: self.pending.write(params, port, out, None), iterations, limit=port.slots,
             wants_reply=asks, handled=self.handled, version=self.version, last=last,
         )  # fmt: skip

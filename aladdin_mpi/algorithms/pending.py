@@ -5,13 +5,14 @@ Both coalesce exactly: what a skipped push would have carried is part of the nex
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Protocol
 
 import numpy as np
 
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Port
+from aladdin_mpi.core.port import Incoming, Port
 from aladdin_mpi.core.ready import Range, ReadyRanges
 
 __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
@@ -23,37 +24,73 @@ class Pending(Protocol):
     def collect(self, params: FlatParams, port: Port) -> bool:
         """Take in this iteration's gradients, before the local update; False if not finite."""
 
-    def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
+    def write(
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
+    ) -> bool:
         """Fill ``out``, and ``snapshot`` with the parameters; False withdraws what is not
         finite.
         """
 
     def mix(
-        self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None
+        self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
     ) -> None:
-        """``x ← x + α (target − s)``; ``s`` is the snapshot, or else ``x`` itself."""
+        """``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``.  Releases the reply."""
 
     def close(self) -> None:
         """Nothing more is pushed; the model is the user's alone."""
 
 
 class PendingUpdate:
-    """Δ = x − r, where r are the parameters as they have been pushed so far."""
+    """Δ = x − r, where r are the parameters as they have been pushed so far.
+
+    r belongs to the communication thread, which makes Δ of the copy of x that the training thread
+    leaves in the frame, and moves r along with every mix, in the order of both.
+    """
 
     def __init__(self, params: FlatParams) -> None:
-        self.r = params.new_vector()
-        params.read(self.r)
+        self._r = params.new_vector()
+        params.read(self._r)
 
     def collect(self, params: FlatParams, port: Port) -> bool:
         return True
 
-    def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
-        return params.difference(self.r, out, snapshot)  # Δ = x − r, r ← x
+    def write(
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
+    ) -> bool:
+        if not params.read_finite(out):
+            params.assign(self.pushed(port))
+            return False
+        port.post(self._subtract, out, snapshot)
+        return True
+
+    def pushed(self, port: Port) -> np.ndarray:
+        """r, once all that was posted is done; valid until the next push, mix or restart."""
+        done = Event()
+        port.post(done.set)
+        done.wait()
+        return self._r
+
+    def restart(self, params: FlatParams, port: Port, values: np.ndarray) -> None:
+        """``x ← values``, ``r ← values``: the change is not pushed, and what was not pushed yet is
+        given up.
+        """
+        params.assign(values)
+        params.read(self.pushed(port))
 
     def mix(
-        self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None
+        self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
     ) -> None:
-        params.mix(alpha, target, s, self.r)
+        params.mix(alpha, reply.vector, s)
+        port.post(self._follow, reply)
+
+    def _subtract(self, frame: np.ndarray, snapshot: np.ndarray | None) -> None:
+        if snapshot is not None:
+            np.copyto(snapshot, frame)
+        kernels.take_difference(frame, self._r)  # Δ = x − r, r ← x
+
+    def _follow(self, reply: Incoming) -> None:
+        kernels.add(self._r, reply.vector)  # what x has moved by
+        reply.release()
 
     def close(self) -> None:
         """There are no hooks."""
@@ -72,7 +109,6 @@ class PendingGradients:
         self._ready: ReadyRanges | None = None
         self._frame: np.ndarray | None = None  # of this step's push, begun early
         self._whole = False
-        self._port: Port | None = None
 
     def _watch(self, params: FlatParams, port: Port) -> ReadyRanges:
         def announce(part: Range) -> None:
@@ -87,7 +123,6 @@ class PendingGradients:
 
     def collect(self, params: FlatParams, port: Port) -> bool:
         with port.span("push_s"):
-            self._port = port
             if self._ready is None and params.direct:
                 self._ready = self._watch(params, port)
             if self._frame is not None and self._ready is not None and not self._ready.changed:
@@ -107,8 +142,8 @@ class PendingGradients:
                 self._ready.reset()
         return finite
 
-    def _abandon(self, port: Port | None) -> None:
-        if self._frame is not None and port is not None:
+    def _abandon(self, port: Port) -> None:
+        if self._frame is not None:
             self._frame = None
             port.abandon()
 
@@ -116,20 +151,23 @@ class PendingGradients:
         self.total.fill(0.0)
         self._empty = True
 
-    def write(self, params: FlatParams, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
+    def write(
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
+    ) -> bool:
         if snapshot is not None:
             params.read(snapshot)
         if not self._whole:  # else it is there already
-            self._abandon(self._port)
+            self._abandon(port)
             np.copyto(out, self.total)
             self._clear()
         self._frame, self._whole = None, False
         return True
 
     def mix(
-        self, params: FlatParams, alpha: float, target: np.ndarray, s: np.ndarray | None
+        self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
     ) -> None:
-        params.mix(alpha, target, s, None)
+        params.mix(alpha, reply.vector, s)
+        reply.release()
 
     def close(self) -> None:
         if self._ready is not None:

@@ -62,17 +62,17 @@ class Replies(Stateful):
     def mix_all(self, params: FlatParams, pending: Pending, port: Port, iteration: int) -> None:
         """Mix in what has arrived: ``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``."""
         while (reply := port.take_reply()) is not None:
-            header = reply.header
+            header, finite = reply.header, reply.finite
             s, made_at = self.snapshots.take(header.sequence) or (None, iteration)
-            if reply.finite:
+            if finite:
                 with port.span("mix_s"):
-                    pending.mix(params, header.alpha, reply.vector, s)
+                    pending.mix(params, port, header.alpha, reply, s)
                 self.version = header.version
             else:
                 port.lost("nonfinite_reply")
-            port.mixed(header, iteration - made_at, discarded=not reply.finite)
+                reply.release()
+            port.mixed(header, iteration - made_at, discarded=not finite)
             self.handled = header.number
             self.due = not self.one_outstanding and header.sequence < self.asked
             if not self.due:
                 self.snapshots.clear()
-            reply.release()

@@ -62,7 +62,7 @@ class Worker(GossipWorker):
     ) -> None:
         local_update()
         with port.span("push_s"):
-            if params.difference(self.r, self.vector, None):  # the local step
+            if params.difference(self.r, self.vector):  # the local step
                 kernels.add(self.x, self.vector)
             else:
                 port.lost("nonfinite_push")

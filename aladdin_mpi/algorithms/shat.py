@@ -41,7 +41,7 @@ class Worker(GradientWorker):
     def take(self, params: FlatParams, reply: Incoming) -> None:
         if reply.header.alpha < 1:
             self.local_update()
-        params.mix(reply.header.alpha, reply.vector, None, None)
+        params.mix(reply.header.alpha, reply.vector, None)
 
 
 class Server(AspServer):

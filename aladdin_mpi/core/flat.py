@@ -139,7 +139,6 @@ class FlatParams:
         )
         self.x = only.flat.numpy() if self.direct else aligned_zeros(self.size)
         self._before = None if self.direct else aligned_zeros(self.size)
-        self._unused_r: np.ndarray | None = None
         self._probe = 0
         self._homes: dict[int, list[torch.Tensor]] = {}
         self._gather()
@@ -232,54 +231,49 @@ class FlatParams:
 
     # -- the passes of a push and of a mix --------------------------------------------------------
 
-    def difference(self, r: np.ndarray, out: np.ndarray, snapshot: np.ndarray | None) -> bool:
-        """``out ← x − r``, ``r ← x``, and ``snapshot ← x`` where one is wanted, in one pass.
+    def read_finite(self, out: np.ndarray) -> bool:
+        """``out ← x``, in one pass; returns whether there is no NaN and no infinity in it."""
+        return not kernels.copy_checked(out, self.gathered())
+
+    def difference(self, r: np.ndarray, out: np.ndarray) -> bool:
+        """``out ← x − r``, ``r ← x``, in one pass.
 
         Where the difference is not finite, the parameters go back to ``r`` as it was, and False is
         returned: the steps since the last push are thrown away.
         """
-        self._gather()
-        if snapshot is None:
-            bad = kernels.difference(self.x, r, out)
-        else:
-            bad = kernels.difference_snapshot(self.x, r, out, snapshot)
+        bad = kernels.difference(self.gathered(), r, out)
         if bad:
             kernels.restore(self.x, r, out)
             self.assign(self.x)
         return not bad
 
-    def mix(
-        self, alpha: float, target: np.ndarray, snapshot: np.ndarray | None, r: np.ndarray | None
-    ) -> None:
-        """``x ← x + α (target − s)``, and ``r`` likewise; ``s`` is the snapshot, or else ``x``."""
-        if r is None:
-            if self._unused_r is None:
-                self._unused_r = self.new_vector()
-            r = self._unused_r
+    def mix(self, alpha: float, target: np.ndarray, snapshot: np.ndarray | None) -> None:
+        """``x ← x + α (target − s)``; ``s`` is the snapshot, or else ``x``.
+
+        ``target`` becomes what x has moved by.
+        """
         self._gather()
         if self._before is not None:
             np.copyto(self._before, self.x)
         if snapshot is None:
-            kernels.mix_plain(self.x, r, target, alpha)
+            kernels.mix_plain(self.x, target, alpha)
         else:
-            kernels.mix_lagged(self.x, r, target, snapshot, alpha)
+            kernels.mix_lagged(self.x, target, snapshot, alpha)
         if self._before is not None:
-            self._scatter_change(self._before, r)
+            self._scatter_change(self._before, target)
 
-    def _scatter_change(self, before: np.ndarray, r: np.ndarray) -> None:
-        """Add ``x − before`` to the parameters, and to ``r`` what their rounding made of it.
+    def _scatter_change(self, before: np.ndarray, change: np.ndarray) -> None:
+        """Add ``change`` to the parameters, and make it what their rounding leaves of it.
 
         Without the latter, the part of a mix that a narrow dtype rounds away would be pushed as a
         step.
         """
-        x, old, base = (torch.from_numpy(a) for a in (self.x, before, r))
+        x, old, moved = (torch.from_numpy(a) for a in (self.x, before, change))
         for segment in self._segments:
             part = slice(segment.start, segment.stop)
-            change = (x[part] - old[part]).to(segment.flat.device)
-            segment.flat.add_(change.to(segment.flat.dtype))
-            rounded = segment.flat.float().cpu()
-            base[part] += rounded - x[part]
-            x[part] = rounded
+            segment.flat.add_(moved[part].to(segment.flat.device).to(segment.flat.dtype))
+            x[part] = segment.flat.float().cpu()
+            moved[part] = x[part] - old[part]
 
     # -- gradients, where those are pushed ---------------------------------------------------------
 

@@ -26,17 +26,35 @@ _BLOCK = 4096  # elements whose count stays 32 bits wide, which keeps the loop a
 
 
 @jit.kernel
-def _difference(x, r, out, s):
+def _difference(x, r, out):
     zero, bad = x.dtype.type(0), 0
     for i in range(x.size):
         d = x[i] - r[i]
         ok = np.isfinite(d)
         out[i] = d if ok else zero
         r[i] = x[i] if ok else r[i]
-        if s is not None:  # decided when it is compiled
-            s[i] = x[i]
         bad += not ok
     return bad
+
+
+@jit.kernel
+def _take_difference(p, r):
+    for i in range(p.size):
+        x = p[i]
+        p[i] = x - r[i]
+        r[i] = x
+
+
+@jit.kernel
+def _copy_checked(dst, src):
+    total = 0
+    for begin in range(0, src.size, _BLOCK):
+        a, b, bad = dst[begin:][:_BLOCK], src[begin:][:_BLOCK], np.uint32(0)
+        for i in range(b.size):
+            a[i] = b[i]
+            bad = np.uint32(bad + (not np.isfinite(b[i])))
+        total += int(bad)
+    return total
 
 
 @jit.kernel
@@ -90,12 +108,13 @@ def _count_nonfinite(p):
 
 
 @jit.kernel
-def _mix(x, r, target, s, alpha):
+def _mix(x, target, s, alpha):
     alpha = x.dtype.type(alpha)
     for i in range(x.size):
+        # which of the two is decided when it is compiled
         d = alpha * (target[i] - (x[i] if s is None else s[i]))
         x[i] += d
-        r[i] += d
+        target[i] = d
 
 
 @jit.kernel
@@ -149,12 +168,17 @@ def difference(x: Vector, r: Vector, out: Vector) -> int:
     int
         How many elements were not finite; see :func:`restore`.
     """
-    return _difference(*_cut(0, None, x, r, out), None)
+    return _difference(*_cut(0, None, x, r, out))
 
 
-def difference_snapshot(x: Vector, r: Vector, out: Vector, s: Vector) -> int:
-    """:func:`difference` that also keeps ``s = x``."""
-    return _difference(*_cut(0, None, x, r, out, s))
+def take_difference(p: Vector, r: Vector) -> None:
+    """``p, r = p - r, p``."""
+    _take_difference(*_cut(0, None, p, r))
+
+
+def copy_checked(dst: Vector, src: Vector) -> int:
+    """``dst = src``; returns how many elements are NaN or infinite."""
+    return _copy_checked(*_cut(0, None, dst, src))
 
 
 def restore(x: Vector, r: Vector, out: Vector) -> None:
@@ -203,14 +227,14 @@ def count_nonfinite(p: Vector, start: int = 0, stop: int | None = None) -> int:
     return _count_nonfinite(*_cut(start, stop, p))
 
 
-def mix_lagged(x: Vector, r: Vector, target: Vector, s: Vector, alpha: float) -> None:
-    """Lag-compensated mix: ``d = α (target - s)``, ``x += d``, ``r += d``."""
-    _mix(*_cut(0, None, x, r, target, s), float(alpha))
+def mix_lagged(x: Vector, target: Vector, s: Vector, alpha: float) -> None:
+    """Lag-compensated mix: ``d = α (target - s)``, ``x += d``, ``target = d``."""
+    _mix(*_cut(0, None, x, target, s), float(alpha))
 
 
-def mix_plain(x: Vector, r: Vector, target: Vector, alpha: float) -> None:
-    """Printed mix (Algorithm 1), not pushed: ``d = α (target - x)``, ``x += d``, ``r += d``."""
-    _mix(*_cut(0, None, x, r, target), None, float(alpha))
+def mix_plain(x: Vector, target: Vector, alpha: float) -> None:
+    """Printed mix (Algorithm 1): ``d = α (target - x)``, ``x += d``, ``target = d``."""
+    _mix(*_cut(0, None, x, target), None, float(alpha))
 
 
 def lazy_update(
@@ -252,12 +276,13 @@ def _call_all() -> None:
     for dtype in ("float32", "float64"):
         x, r, s, g = (np.zeros(1, dtype) for _ in range(4))
         difference(x, r, g)
-        difference_snapshot(x, r, g, s)
+        take_difference(x, r)
+        copy_checked(x, r)
         merge(x, [g] * 15, [1.0] * 15)  # 8 + 4 + 2 + 1
         count_nonfinite(x)
         scale_add(x, 1.0, g, 1.0)
-        mix_plain(x, r, g, 1.0)
-        mix_lagged(x, r, g, s, 1.0)
+        mix_plain(x, g, 1.0)
+        mix_lagged(x, g, s, 1.0)
         lazy_update(x, g, s, 0.0, 0.0, 0.0, 0.0)
         nesterov(x, g, s, 0.0, 0.0, 1.0)
         merge_buffers(x, g, 1.0)

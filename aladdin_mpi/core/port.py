@@ -88,6 +88,11 @@ class Port(Protocol):
     def abandon(self) -> None:
         """Nothing of what was sent ahead counts."""
 
+    def post(self, call: Callable[..., None], *args: object) -> None:
+        """Have the communication thread make a call soon: calls and pushes keep their order, so
+        that what ``write`` posts is done to the vector before it is sent.
+        """
+
     def wait_push(self, limit: int) -> None:
         """Wait until fewer than ``limit`` pushes are on their way; logged as blocked."""
 

@@ -133,6 +133,9 @@ class WorkerPort(TimedPort):
     def abandon(self) -> None:
         self._end.abandon()
 
+    def post(self, call: Callable[..., None], *args: object) -> None:
+        self._link.post(call, *args)
+
     def wait_push(self, limit: int) -> None:
         if self._end.in_flight() < min(limit, self.slots):
             return
