@@ -20,6 +20,7 @@ import numpy as np
 __all__ = [
     "ARRIVALS",
     "ATTRIBUTES",
+    "CLOCK_COLUMNS",
     "END_VALUES",
     "EVALS",
     "EVENTS",
@@ -31,6 +32,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SENDS",
     "STEPS",
+    "STEP_PARTS",
     "TABLES",
     "USER",
     "Column",
@@ -192,6 +194,16 @@ STEPS = Table(
     ("worker",),
 )
 
+STEP_PARTS: dict[str, str] = {
+    "data_s": "data",
+    "compute_s": "compute",
+    "optimizer_s": "optimizer",
+    "push_s": "push",
+    "blocked_s": "blocked",
+    "mix_s": "mix",
+}
+"""Columns of ``steps`` that a step is split into, and what they are called; the rest is "other"."""
+
 SENDS = Table(
     "sends",
     "one row per push that was acknowledged, or message to a worker that has left",
@@ -224,6 +236,7 @@ MIXES = Table(
         Column("alpha", "f4", "1", "mixing weight"),
         Column("lag_iterations", "i4", "1", "steps from the push named by the reply to the mix"),
         Column("discarded", "i1", "1", "1: thrown away because it was not finite"),
+        Column("origin", "i4", "1", "worker that it came from; -1: the server"),
     ),
     ("worker",),
 )
@@ -342,6 +355,9 @@ TABLES: dict[str, Table] = {
     )
 }  # fmt: skip
 """All tables by name, in the order in which they are created."""
+
+CLOCK_COLUMNS = ("time_s", "start_s", "queued_s")
+"""Columns that are the monotonic clock of the rank that wrote the row; others are durations."""
 
 ATTRIBUTES: tuple[Column, ...] = (
     Column("schema_version", "i4", "1", "version of this schema"),

@@ -23,7 +23,8 @@ from aladdin_mpi.algorithms.base import Algorithm
 from aladdin_mpi.core import kernels
 from aladdin_mpi.errors import AladdinError, RecordError
 from aladdin_mpi.messages import Phase
-from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.hdf5 import RankFile
+from aladdin_mpi.record.reading import rank_path
 from aladdin_mpi.record.recorder import NullRecorder, Recorder
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime.clock import StepClock

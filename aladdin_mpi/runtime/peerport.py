@@ -114,7 +114,7 @@ class PeerPort(TimedPort):
 
     def absorbed(self, header: PeerHeader, weight: float, lag: int, *, discarded: bool) -> None:
         row = (time.monotonic(), self._index, header.sequence, -1, weight, lag, discarded)
-        self._recorder.add("mixes", row)
+        self._recorder.add("mixes", (*row, header.worker))
 
     def settle(self) -> None:
         """Average the buffers of all workers; of counters, take the largest.  Collective."""

@@ -168,7 +168,7 @@ class WorkerPort(TimedPort):
 
     def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
         row = (time.monotonic(), self._index, reply.number, reply.version, reply.alpha)
-        self._recorder.add("mixes", (*row, lag_iterations, discarded))
+        self._recorder.add("mixes", (*row, lag_iterations, discarded, -1))
 
     def _sent(self, times: SendTimes, notice: Notice) -> None:
         """Log an acknowledged push (communication thread)."""

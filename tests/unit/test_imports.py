@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "core": BASE,
     **{room: BASE | {"core"} for room in MIDDLE},
     "runtime": BASE | MIDDLE | {"core"},
-    "analysis": BASE | {"record.schema"},
+    "analysis": BASE | {"record.schema", "record.reading"},
     "simulation": BASE | {"core", "algorithms"},
     "cli": BASE | MIDDLE | {"core", "runtime", "analysis", "simulation", "__init__"},
     # The package itself offers the public API (lazily), and python -m the command line.
