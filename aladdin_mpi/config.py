@@ -93,6 +93,9 @@ class RunConfig(BaseModel):
     seed: int = _field("Run", 0, "the seed that all others are derived from", ge=0, lt=2**63)
     out: Path | None = _field("Run", None, "folder of the run; runs/<time> when not given")
     log: bool = _field("Run", True, "write the timing of every iteration to files")
+    log_variance: int = _field(
+        "Run", 0, "measure how far the workers are apart, every N iterations; 0: never", ge=0
+    )
     progress: Literal["auto", "bar", "lines", "off"] = _field("Run", "auto", "progress display")
     eval_every: int = _field("Run", 1, "epochs between evaluations; 0: only at the end", ge=0)
     eval_batch_size: int = _field("Run", 512, "samples in a batch of an evaluation", ge=1)

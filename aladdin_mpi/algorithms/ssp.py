@@ -23,7 +23,7 @@ from typing import ClassVar
 from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, check, option
 from aladdin_mpi.algorithms.gradients import GradientWorker
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Incoming
+from aladdin_mpi.core.port import Incoming, Port
 from aladdin_mpi.messages import Action, Apply, Merge, Push, Send
 
 __all__ = ["BoundedServer", "BoundedWorker"]
@@ -50,8 +50,8 @@ class BoundedWorker(GradientWorker):
     def wants_reply(self) -> bool:
         return self.clock - self.known > self.bound
 
-    def take(self, params: FlatParams, reply: Incoming) -> None:
-        super().take(params, reply)
+    def take(self, params: FlatParams, reply: Incoming, port: Port) -> None:
+        super().take(params, reply, port)
         self.known = reply.header.clock
 
 

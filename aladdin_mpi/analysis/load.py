@@ -185,6 +185,7 @@ class Run:
     merges = cached_property(lambda self: self.table("merges"))
     replies = cached_property(lambda self: self.table("replies"))
     evals = cached_property(lambda self: self.table("evals"))
+    spreads = cached_property(lambda self: self.table("spreads"))
     events = cached_property(lambda self: self.table("events"))
     user = cached_property(lambda self: self.table("user"))
 

@@ -16,6 +16,8 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("aladdin_mpi.cli.train", "train", "Train a model; start it with mpiexec."),
     "algorithms": ("aladdin_mpi.cli.algorithms", "algorithms", "List the algorithms."),
+    "report": ("aladdin_mpi.cli.report", "report", "Say how a run went."),
+    "compare": ("aladdin_mpi.cli.compare", "compare", "Put several runs side by side."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""

@@ -31,6 +31,7 @@ __all__ = [
     "REPLIES",
     "SCHEMA_VERSION",
     "SENDS",
+    "SPREADS",
     "STEPS",
     "STEP_PARTS",
     "TABLES",
@@ -178,7 +179,9 @@ STEPS = Table(
         Column("data_s", "f4", "s", "waiting for the batch"),
         Column("compute_s", "f4", "s", "forward and backward pass"),
         Column("optimizer_s", "f4", "s", "local optimizer"),
-        Column("push_s", "f4", "s", "making the update and handing it over"),
+        Column(
+            "push_s", "f4", "s", "rest of the algorithm's step: making the update, handing it over"
+        ),
         Column("blocked_s", "f4", "s", "waiting for another rank"),
         Column("mix_s", "f4", "s", "mixing a reply into the local parameters"),
         Column("forward_s", "f4", "s", "forward pass; NaN: not measured apart"),
@@ -324,6 +327,19 @@ EVALS = Table(
     ("worker", "server"),
 )
 
+SPREADS = Table(
+    "spreads",
+    "one row per measurement of how far the workers' parameters are apart, by worker 0",
+    (
+        TIME,
+        Column("iteration", "i8", "1", "iteration of worker 0 after which it was called"),
+        Column("workers", "i4", "1", "workers that took part: those still training"),
+        Column("variance", "f8", "1", "of a parameter over the workers, mean of all parameters"),
+        Column("mean_square", "f8", "1", "square of the workers' mean, mean of all parameters"),
+    ),
+    ("worker",),
+)
+
 EVENTS = Table(
     "events",
     "one row per rare event",
@@ -351,7 +367,7 @@ USER = Table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        STEPS, SENDS, MIXES, POLLS, ARRIVALS, MERGES, REPLIES, EVALS, EVENTS, USER,
+        STEPS, SENDS, MIXES, POLLS, ARRIVALS, MERGES, REPLIES, EVALS, SPREADS, EVENTS, USER,
     )
 }  # fmt: skip
 """All tables by name, in the order in which they are created."""

@@ -45,6 +45,7 @@ class Settings:
     out: Path | None = None
     seed: int = 0
     log: bool = True
+    log_variance: int = 0
     on_nonfinite: str = "skip"
     progress: str = "auto"
     stall_s: float = 10.0
@@ -186,7 +187,7 @@ def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
         "num_workers": len(roles.workers),
         "run": job.folder.name,
         "device": device,
-        "config": settings.config_text or settings.description,
+        "config": settings.config_text,
         "versions": json.dumps(versions),
         "commit": _commit(),
         "clock_offset_s": job.offset[0],
@@ -243,6 +244,8 @@ def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]
     link = WorkerLink(
         job.comm.Dup(), roles.server, roles.worker, len(roles.workers), guard.fail, among
     )
+    if settings.log_variance:
+        link.beside = among.Dup()
     _watch(job, settings, link, {roles.server: f"the server (rank {roles.server})"})
     return link, StepClock(link, len(roles.workers), evenly)
 
@@ -252,6 +255,8 @@ def connect_peers(job: Job, settings: Settings, evenly: bool) -> tuple[Any, Step
     from aladdin_mpi.comm.peers import PeerLink
 
     link = PeerLink(job.comm.Dup(), guard.fail)
+    if settings.log_variance:
+        link.beside = job.comm.Dup()
     clock = StepClock(link, job.roles.size, evenly)
     if job.roles.worker == 0:
         _watch(job, settings, link, {other: f"worker {other}" for other in link.others})

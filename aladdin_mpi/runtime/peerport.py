@@ -75,12 +75,10 @@ class PeerPort(TimedPort):
         return self._blocked()
 
     def try_send(self, to: int, write: Callable[[np.ndarray], None], header: PeerHeader) -> bool:
-        start = time.monotonic()
         self._end.use_messages()
         sent = self._end.try_send(to, write, header)
         self.coalesced = not sent
         self.sent_iterations = int(sent)
-        self.times["push_s"] += time.monotonic() - start
         return sent
 
     def take(self) -> PeerIncoming | None:

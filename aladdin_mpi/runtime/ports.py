@@ -34,7 +34,7 @@ class TimedPort:
         self._index, self._link, self._clock, self._recorder = index, link, clock, recorder
         self._on_lost = on_lost
         self.worker = link.worker
-        self.times = {"push_s": 0.0, "blocked_s": 0.0, "mix_s": 0.0}
+        self.times = {"blocked_s": 0.0, "mix_s": 0.0}
         self.sent_iterations = 0
         self.coalesced = False
         self.iteration_mean_s = 0.0
@@ -95,12 +95,10 @@ class WorkerPort(TimedPort):
     def try_push(
         self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object
     ) -> int:
-        start = time.monotonic()
         sequence = 0
         if self._end.in_flight() < min(limit, self.slots):
             sequence = self._write(write, iterations, header)
         self.coalesced = sequence == 0
-        self.times["push_s"] += time.monotonic() - start
         return sequence
 
     def _write(

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch.utils.data import DataLoader
 
 from aladdin_mpi.algorithms import Algorithm, find
@@ -33,6 +34,7 @@ from aladdin_mpi.runtime.options import check_slow, configure
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.reducers import make_reducer
+from aladdin_mpi.runtime.spread import SpreadLog
 from aladdin_mpi.runtime.worker import Driver
 
 __all__ = [
@@ -103,6 +105,7 @@ def init(
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     log: bool = True,
+    log_variance: int = 0,
     on_nonfinite: str = "skip",
     progress: str = "auto",
     stall_s: float = 10.0,
@@ -128,6 +131,9 @@ def init(
         Orders the data, on all workers alike.
     log : bool
         Write the timing logs.
+    log_variance : int
+        Iterations between two measurements of how far the workers' parameters (those of the first
+        optimizer) are apart; 0: none.
     on_nonfinite : {'skip', 'stop'}
         What to do with a NaN or an infinity.
     progress : {'auto', 'bar', 'lines', 'off'}
@@ -136,7 +142,7 @@ def init(
     threads : int, optional
         Threads per rank; by default its share of the cores, unless ``OMP_NUM_THREADS`` is set.
     config_text : str
-        Kept in the logs (YAML).
+        Kept in the logs and the run's folder (YAML); by default the algorithm and its options.
     samples_total : int
         Samples of the whole run, for the progress bar.
     slow_worker : mapping of int to float, optional
@@ -168,8 +174,10 @@ def init(
         if value not in allowed:
             raise ConfigError(f"{flag(name)} {value}: choose from {', '.join(allowed)}")
     settings = Settings(
-        out=None if out is None else Path(out), seed=seed, log=log, on_nonfinite=on_nonfinite,
-        progress=progress, stall_s=stall_s, threads=threads, config_text=config_text,
+        out=None if out is None else Path(out), seed=seed, log=log,
+        log_variance=log_variance if log else 0, on_nonfinite=on_nonfinite, progress=progress,
+        stall_s=stall_s, threads=threads,
+        config_text=config_text or _as_yaml(algorithm, seed, slow_worker, config),
         samples_total=samples_total, description=f"{algorithm} {config}",
         slow_worker=check_slow(slow_worker or {}),
     )  # fmt: skip
@@ -188,6 +196,18 @@ def init(
         sys.exit(0)
     link, clock = (connect if served else connect_peers)(job, settings, "lockstep" in chosen.traits)
     _session = _Worker(job, chosen, config, settings, link, clock, [], set())
+
+
+def _as_yaml(
+    algorithm: str, seed: int, slow_worker: Mapping[int, float] | None, config: Any
+) -> str:
+    """What is known of the configuration of a script's run."""
+    values = {
+        "algorithm": algorithm, "algorithm_options": asdict(config), "seed": seed,
+        "slow_worker": dict(slow_worker or {}),
+    }  # fmt: skip
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def rank() -> int:
@@ -318,6 +338,10 @@ def DistributedOptimizer(
         if rank() == 0 and not session.drivers:
             session.job.say(f"gradients are all-reduced by {driver.port.reducer.name}")
         session.job.recorder.set_end("backend", driver.port.reducer.name)
+    if session.settings.log_variance and not session.drivers:
+        driver.spread = SpreadLog(
+            session.link, params, session.job.recorder, session.settings.log_variance
+        )
     distribute(optimizer, driver)
     session.drivers.append(driver)
     session.clock.end_s = session.clock.ready_s = time.monotonic()

@@ -92,6 +92,7 @@ def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
         out=config.out,
         seed=config.seed,
         log=config.log,
+        log_variance=config.log_variance,
         on_nonfinite=config.on_nonfinite,
         progress=config.progress,
         stall_s=config.stall_s,

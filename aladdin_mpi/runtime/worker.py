@@ -18,6 +18,7 @@ from aladdin_mpi.messages import MAX_GROUPS, Phase
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.links import Recording, WorkerLinkLike
 from aladdin_mpi.runtime.ports import WorkerPort
+from aladdin_mpi.runtime.spread import SpreadLog
 
 __all__ = ["Driver"]
 
@@ -37,6 +38,11 @@ class Driver:
         :class:`~aladdin_mpi.runtime.peerport.PeerPort`.
     slow_factor : float
         How many times longer computing takes; the missing time is slept.
+
+    Attributes
+    ----------
+    spread : SpreadLog or None
+        Measures now and then how far the workers are apart.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Driver:
         self.port = make_port(
             end, link, clock, recorder, buffers, self._rates, self._lost, num_workers
         )
+        self.spread: SpreadLog | None = None
         self._slow_factor = slow_factor
         self._optimizer_s = 0.0
         self._first = True
@@ -89,9 +96,15 @@ class Driver:
             local_update()
             self._optimizer_s += time.monotonic() - began
 
+        began = time.monotonic()
         self.algorithm.step(self.params, timed_update, port, clock.iteration)
         self.algorithm.before_forward(self.params)
-        self._log(start, float(lr))
+        took = time.monotonic() - began
+        push_s = took - self._optimizer_s - port.times["blocked_s"] - port.times["mix_s"]
+        self._log(start, float(lr), push_s)
+        if self.spread is not None:
+            with clock.outside(Phase.STEP):
+                self.spread.after_step(clock.iteration - 1)
 
     def _sleep_slow(self) -> None:
         """Sleep for what the step's computing would take longer on the slow worker emulated."""
@@ -101,7 +114,7 @@ class Driver:
             time.sleep((self._slow_factor - 1) * computed_s)
             clock.emulated = True
 
-    def _log(self, start: float, lr: float) -> None:
+    def _log(self, start: float, lr: float, push_s: float) -> None:
         clock, port, times = self._clock, self.port, self.port.times
         now = time.monotonic()
         step_s = now - clock.end_s
@@ -112,7 +125,7 @@ class Driver:
         self._recorder.add(
             "steps",
             (clock.iteration, self.end.index, clock.epoch, clock.end_s, step_s, clock.data_s,
-             compute_s, self._optimizer_s, times["push_s"], times["blocked_s"], times["mix_s"],
+             compute_s, self._optimizer_s, push_s, times["blocked_s"], times["mix_s"],
              clock.forward_s, clock.backward_s, clock.loss, lr, clock.batch, port.coalesced,
              port.sent_iterations, port.staleness, clock.emulated),
         )  # fmt: skip
@@ -125,6 +138,8 @@ class Driver:
     def finish(self) -> None:
         """Push the rest and wait until it is merged."""
         self.params.check_all()
+        if self.spread is not None:
+            self.spread.finish()
         self.algorithm.finish(self.params, self.port)
         self.port.settle()
 
