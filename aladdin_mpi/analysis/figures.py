@@ -201,8 +201,9 @@ def speedup(runs: Sequence[Run]) -> Figure:
     figure, (ax,) = _figure()
     rates: dict[str, dict[int, list[float]]] = {}
     for run, label in zip(runs, labels(runs, without=["workers"]), strict=True):
-        rate = float(metrics.throughput(run).sum())
-        rates.setdefault(label, {}).setdefault(run.num_workers, []).append(rate)
+        if len(run.steps):
+            rate = float(metrics.throughput(run).sum())
+            rates.setdefault(label, {}).setdefault(run.num_workers, []).append(rate)
     most = max((n for found in rates.values() for n in found), default=1)
     ax.plot([1, most], [1, most], color="0.6", linewidth=1, linestyle=":", label="ideal")
     for (label, found), style in zip(rates.items(), _styles(), strict=False):

@@ -251,13 +251,16 @@ def _html_table(rows: Sequence[tuple[str, ...]]) -> str:
     return f'<div class="wide"><table{kind}>{inside}</table></div>'
 
 
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
 def _svg(figure: Figure, number: int) -> str:
     """The picture's text for inside a page; names within it are this picture's own."""
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"figure {number}", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
