@@ -102,6 +102,23 @@ class RunConfig(BaseModel):
     on_nonfinite: Literal["skip", "stop"] = _field("Run", "skip", "what to do about NaN and Inf")
     stall_s: float = _field("Run", 10.0, "name a rank that is silent for so many seconds", gt=0)
 
+    checkpoint_epochs: float = _field(
+        "Checkpoints", 0.0, "make one every N passes over the data; 0: never", ge=0
+    )
+    checkpoint_iterations: int = _field(
+        "Checkpoints", 0, "make one every N iterations of a worker; 0: never", ge=0
+    )
+    checkpoint_minutes: float = _field(
+        "Checkpoints", 0.0, "make one every N minutes; 0: never", ge=0
+    )
+    checkpoint_keep: int = _field("Checkpoints", 2, "complete ones that are kept", ge=1)
+    resume: str = _field(
+        "Checkpoints", "", "auto (in --out, if there is one), or the folder of a run or checkpoint"
+    )
+    time_limit: float = _field(
+        "Checkpoints", 0.0, "minutes until it stops with one, exit code 75; 0: never", ge=0
+    )
+
     slow_worker: dict[int, float] = _field(
         "Computing", {}, "INDEX:FACTOR: sleep so that its computing takes FACTOR times as long"
     )

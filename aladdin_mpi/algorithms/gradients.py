@@ -21,7 +21,7 @@ class GradientWorker(Stateful):
     others may wait for this worker's push.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("clock", "version", "handled")
+    STATE: ClassVar[tuple[str, ...]] = ("clock", "version")
 
     def __init__(self, config: Any, params: FlatParams, num_workers: int) -> None:
         self.pending = PendingGradients(params)

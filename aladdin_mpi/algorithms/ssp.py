@@ -58,7 +58,7 @@ class BoundedWorker(GradientWorker):
 class BoundedServer(Stateful):
     """Answers a worker when the slowest has come close enough."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("clocks", "waiting")
+    STATE: ClassVar[tuple[str, ...]] = ("clocks",)
 
     def __init__(self, bound: int, num_workers: int) -> None:
         self.bound, self.num_workers = bound, num_workers

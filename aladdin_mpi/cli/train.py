@@ -127,7 +127,7 @@ def _run(config_file: str | None, **flags: object) -> None:
     check(config)
     one_host = single_host()
     if one_host:  # on several the ranks could disagree, and some would wait for ever
-        check_out(config.out)
+        check_out(config.out, bool(config.resume))
     run(config, options, one_host)
 
 

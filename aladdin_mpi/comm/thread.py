@@ -54,8 +54,10 @@ class CommThread:
         What is known of the others.
     heard_s : dict
         [s] monotonic time of the last word of each listener, by rank.
-    beside : MPI.Intracomm or None
-        The workers, for :meth:`broadcast_later` and :meth:`sum_later`.
+    beside : dict of str to MPI.Intracomm
+        The workers, by what :meth:`broadcast_later` and :meth:`sum_later` are for.
+    preempt : bool
+        This rank, or another, was told to stop with a checkpoint.
     phase, phase_since, steps, own_samples
         What the training thread is doing, since when, its iterations and samples; told in
         heartbeats.
@@ -72,12 +74,13 @@ class CommThread:
     ) -> None:
         now = time.monotonic()
         self.comm, self.worker, self.num_workers = comm, worker, num_workers
-        self.notice = Notice(0, 0, 0, 0, 0, 0, num_workers, False)
+        self.notice = Notice(0, 0, 0, 0, 0, 0, num_workers, 0)
         self.phase, self.phase_since, self.steps, self.own_samples = Phase.START, now, 0, 0
         self.heard_s = dict.fromkeys(listeners, now)
         self._listeners = listeners
         self._among_workers = among_workers
-        self.beside: MPI.Intracomm | None = None
+        self.beside: dict[str, MPI.Intracomm] = {}
+        self.preempt = False
         self._exchanges: list[tuple[MPI.Request, Callable[[], None]]] = []
         self._on_failure = on_failure
         # No SimpleQueue: its get(timeout) can wait for ever (seen with CPython 3.11), when the
@@ -135,18 +138,16 @@ class CommThread:
         done.wait()
         return [row.tobytes().rstrip(b"\0") for row in gathered]
 
-    def broadcast_later(self, array: np.ndarray, then: Callable[[], None]) -> None:
+    def broadcast_later(self, what: str, array: np.ndarray, then: Callable[[], None]) -> None:
         """Worker 0's array to all; ``then`` runs on this thread when it is there.  Collective over
-        the workers, as :meth:`sum_later` is; all make the calls of both in one order.
+        the workers, as :meth:`sum_later` is; all make the calls of both for ``what`` in one order.
         """
-        beside = self.beside
-        assert beside is not None
+        beside = self.beside[what]
         self.post(lambda: self._exchanges.append((beside.Ibcast(array, 0), then)))
 
-    def sum_later(self, array: np.ndarray, then: Callable[[], None]) -> None:
+    def sum_later(self, what: str, array: np.ndarray, then: Callable[[], None]) -> None:
         """The sum over all workers, in place; ``then`` runs on this thread when it is there."""
-        beside = self.beside
-        assert beside is not None
+        beside = self.beside[what]
         self.post(lambda: self._exchanges.append((beside.Iallreduce(MPI.IN_PLACE, array), then)))
 
     # -- communication thread ---------------------------------------------------------------------
@@ -176,8 +177,8 @@ class CommThread:
                 call(*args)
             self._progress()
             time.sleep(WAITING_S)
-        if self.beside is not None:
-            self.beside.Free()
+        for comm in self.beside.values():
+            comm.Free()
         at_end()
         free()
         self._ended = True

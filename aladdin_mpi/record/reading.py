@@ -9,12 +9,23 @@ import h5py
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record.layout import one_line
 
-__all__ = ["open_rank_file", "rank_path"]
+__all__ = ["next_part", "open_rank_file", "rank_path"]
 
 
-def rank_path(folder: str | Path, rank: int) -> Path:
-    """Where ``rank`` writes: ``folder/rank0003.h5``."""
-    return Path(folder) / f"rank{rank:04d}.h5"
+def rank_path(folder: str | Path, rank: int, part: int = 0) -> Path:
+    """Where ``rank`` writes: ``folder/rank0003.h5``; ``folder/rank0003.1.h5`` after the run was
+    started again, and so on.
+    """
+    return Path(folder) / (f"rank{rank:04d}.{part}.h5" if part else f"rank{rank:04d}.h5")
+
+
+def next_part(folder: str | Path) -> int:
+    """The number of the files that a run writes when it is started (again) in this folder."""
+    parts = [0]
+    for path in Path(folder).glob("rank*.h5"):
+        number = path.name.split(".")[1]
+        parts.append(1 + int(number) if number.isdecimal() else 1)
+    return max(parts)
 
 
 def open_rank_file(path: str | Path) -> h5py.File:

@@ -394,6 +394,8 @@ ATTRIBUTES: tuple[Column, ...] = (
     Column("start_clock_s", "f8", "s", "monotonic clock of this rank when the file was created"),
     Column("clock_offset_s", "f8", "s", "to add to this clock to get that of rank 0, at start"),
     Column("clock_error_s", "f8", "s", "uncertainty of clock_offset_s"),
+    Column("part", "i4", "1", "how often the run had been started before, in the same folder"),
+    Column("job", "S", "text", "what the scheduler says of the job (Slurm), JSON"),
     Column("mode", "S", "text", "how the file was written: swmr or flush"),
     Column("locking", "i1", "1", "1: with file locks, 0: without"),
 )

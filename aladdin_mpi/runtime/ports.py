@@ -38,6 +38,7 @@ class TimedPort:
         self.sent_iterations = 0
         self.coalesced = False
         self.iteration_mean_s = 0.0
+        self.cut = 0  # the checkpoint that this worker made its part of last
 
     def close(self) -> None:
         """Everybody has finished."""
@@ -113,7 +114,8 @@ class WorkerPort(TimedPort):
         clock, sequence = self._clock, self._end.next_sequence
         push = Push(
             self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
-            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active, **header,  # type: ignore[arg-type]
+            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active,
+            made=clock.iteration + 1, cut=self.cut, **header,  # type: ignore[arg-type]
         )  # fmt: skip
         self._active = self._link.notice.active
         self._meta[sequence] = (iterations, clock.samples, push.wants_reply, push.version)

@@ -29,7 +29,7 @@ class SpreadLog:
     Parameters
     ----------
     link : WorkerLinkLike
-        With a communicator beside it (``link.beside``).
+        With a communicator beside it ``spread`` (``link.beside``).
     params : FlatParams
     recorder : Recording
     every : int
@@ -52,7 +52,7 @@ class SpreadLog:
         self._idle = self._calls
         self._ended = False
         if not self._calls:
-            link.broadcast_later(self._call, self._called)
+            link.broadcast_later("spread", self._call, self._called)
 
     # -- training thread --------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class SpreadLog:
             self._idle = False
             self._due = True
             self._call[0] = iteration
-            self._link.broadcast_later(self._call, lambda: None)
+            self._link.broadcast_later("spread", self._call, lambda: None)
         if self._due:
             self._due = False
             self._params.read(self._x)
@@ -94,13 +94,13 @@ class SpreadLog:
     def _over(self) -> None:
         self._idle = False
         self._call[0] = _OVER
-        self._link.broadcast_later(self._call, lambda: None)
+        self._link.broadcast_later("spread", self._call, lambda: None)
 
     def _begin(self, weight: float) -> None:
         self._weight = weight
         np.copyto(self._sum[:-1], self._x if weight else 0.0)
         self._sum[-1] = weight
-        self._link.sum_later(self._sum, self._have_sum)
+        self._link.sum_later("spread", self._sum, self._have_sum)
 
     def _have_sum(self) -> None:
         count, distance, square = self._sum[-1], 0.0, 0.0
@@ -111,11 +111,11 @@ class SpreadLog:
             square += float(mean @ mean)
         self._parts[0] = self._weight * distance
         self._mean_square = square
-        self._link.sum_later(self._parts, self._have_parts)
+        self._link.sum_later("spread", self._parts, self._have_parts)
 
     def _have_parts(self) -> None:
         if not self._calls:
-            self._link.broadcast_later(self._call, self._called)
+            self._link.broadcast_later("spread", self._call, self._called)
             return
         count, iteration = int(self._sum[-1]), int(self._call[0])
         variance = self._parts[0] / (count * self._elements)
