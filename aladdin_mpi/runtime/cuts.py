@@ -26,7 +26,7 @@ from aladdin_mpi.messages import RequestKind, Stop
 from aladdin_mpi.runtime import checkpoint
 from aladdin_mpi.runtime.state import clone, rng_state, to_plain
 
-__all__ = ["PREEMPTED", "Due", "PeerCuts", "Plan", "WorkerCuts", "ask_to_stop", "on_signals"]
+__all__ = ["PREEMPTED", "Due", "PeerCuts", "Plan", "WorkerCuts", "ask_to_stop", "signals"]
 
 PREEMPTED = 75
 """Exit code of a run that was stopped to be started again (sysexits: try again later)."""
@@ -95,15 +95,32 @@ class Due:
         return bool(limit) and time.monotonic() - self._start >= 60 * limit
 
 
-def on_signals(call: Callable[[], None]) -> None:
-    """Have SIGUSR1 and SIGTERM make a call in the main thread, unless the user handles them."""
+class Signals:
+    """SIGUSR1 and SIGTERM ask this rank to stop with a checkpoint, unless the user handles them."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        call()
+    def __init__(self) -> None:
+        self._came = False
+        self._then: Callable[[], None] | None = None
 
-    for number in (signal.SIGUSR1, signal.SIGTERM):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, handle)
+    def watch(self) -> None:
+        """From now on nothing is killed by them."""
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._handle)
+
+    def call(self, then: Callable[[], None]) -> None:
+        """What to do about one, also about one that came before."""
+        self._then = then
+        if self._came:
+            then()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        if self._then is not None:
+            self._then()
+
+
+signals = Signals()
 
 
 class WorkerCuts:

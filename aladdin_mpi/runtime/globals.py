@@ -19,6 +19,7 @@ from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import aligned_zeros
 from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.errors import CheckpointError
 from aladdin_mpi.messages import Action, Apply, ChannelSpec, Hold, Merge, Push, Send
 
 __all__ = ["PIECE", "GlobalModel", "Handled", "Pass"]
@@ -132,7 +133,15 @@ class GlobalModel:
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state`; ``rules`` is left out where it was made for other workers."""
+        """Go on from :meth:`state`; ``rules`` is left out where it was made for other workers.
+
+        Raises
+        ------
+        CheckpointError
+            It is another model's.
+        """
+        if [len(state[part]) for part in ("params", "floats", "counts")] != list(self._spec[3:6]):
+            raise CheckpointError("--resume: the checkpoint was made with another model")
         np.copyto(self.frame.params, state["params"])
         np.copyto(self.frame.floats, state["floats"])
         np.copyto(self.frame.counts, state["counts"])

@@ -30,7 +30,7 @@ from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime.checkpoint import Writer
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.crash import guard
-from aladdin_mpi.runtime.cuts import Plan, on_signals
+from aladdin_mpi.runtime.cuts import Plan, signals
 from aladdin_mpi.runtime.progress import Progress, choose
 from aladdin_mpi.runtime.restart import Restart, describe, find, locate
 from aladdin_mpi.runtime.server import ServerLoop
@@ -287,7 +287,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
         link, workers, lambda spec: make(config, workers), job.recorder, progress,
         settings.on_nonfinite, settings.stall_s, cuts, resumed,
     )  # fmt: skip
-    on_signals(loop.preempt)
+    signals.call(loop.preempt)
     loop.serve()
     cuts.wait()
     job.measure_end()

@@ -136,8 +136,10 @@ def _restart(
     if servers:
         mine = sum(state["worker_samples"]) if state["role"] == "server" else None
         seen = comm.bcast(mine, 0)
-    else:  # in lockstep, or nearly: as many as worker 0 times the workers then
-        seen = comm.bcast(state["own_samples"] * (state["world_size"] - servers), 0)
+    elif state["world_size"] == comm.size:
+        seen = sum(comm.allgather(state["own_samples"]))
+    else:
+        seen = comm.bcast(state["own_samples"] * state["world_size"], 0)
     return Restart(number, state, own, state["world_size"] == comm.size, int(seen))
 
 

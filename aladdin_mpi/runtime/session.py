@@ -27,7 +27,7 @@ from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
 from aladdin_mpi.runtime.clock import StepClock
-from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_stop, on_signals
+from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_stop, signals
 from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
@@ -210,6 +210,7 @@ def init(
         ),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
+    signals.watch()
     job = start(settings, int(served), chosen.name)
     for index in settings.slow_worker:
         if index >= len(job.roles.workers):
@@ -232,7 +233,7 @@ def init(
         session.calls = PeerCuts(
             session.cuts, link, clock, settings.plan, chosen, first, writer
         )  # fmt: skip
-    on_signals(partial(ask_to_stop, link))
+    signals.call(partial(ask_to_stop, link))
 
 
 def _go_on(session: _Worker, restart: Restart) -> None:
