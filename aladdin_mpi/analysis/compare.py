@@ -47,7 +47,8 @@ def summary(
                 default=math.nan)
             for members in groups.values() if any(len(run.evals) for run in members)
         ]  # fmt: skip
-        accuracy = math.floor(100 * min(best)) / 100 if best else math.nan
+        known = [value for value in best if math.isfinite(value)]  # not a classifier, or damaged
+        accuracy = math.floor(100 * min(known)) / 100 if known else math.nan
     columns: dict[str, Callable[[Run], float]] = {
         "accuracy": metrics.final_accuracy,
         "seconds": metrics.duration_s,

@@ -2,6 +2,7 @@
 
 Nothing is read before it is asked for.  What cannot be read is said in :attr:`Run.notes`, and the
 rest is there: a killed run, one whose ranks are on other disks, a damaged file, an older schema.
+Another process reads (see :mod:`~aladdin_mpi.record.reader`), so that no file can hurt this one.
 """
 
 from __future__ import annotations
@@ -11,34 +12,37 @@ import json
 import math
 import os
 import platform
+import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import yaml
 
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.reading import open_rank_file
-from aladdin_mpi.record.schema import Column
+from aladdin_mpi.record.reader import DAMAGE, READER, clean
+from aladdin_mpi.record.schema import Column, Value
 
 __all__ = ["DAMAGE", "RankLog", "Run", "load_run", "log_files", "read_rows"]
 
 FRESH_S = 10.0
 """[s] how long ago a file on another host was written at most if its rank still runs."""
 
-YEAR_S = 3.2e7
+EARLIER_S, LATER_S = 60.0, 3.2e7
+"""[s] a row may be from before its file was created, and after."""
 
-DAMAGE = (RecordError, OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
-"""What reading a damaged file raises, here and inside h5py."""
+MAX_RANKS = 1_000_000
+SALVAGED = "salvaged.txt"
+"""In a folder made by ``aladdin-mpi salvage``: what was lost."""
 
-MAX_ROWS = 2_000_000_000
+ADVICE = "aladdin-mpi salvage may help"
 
 
 @dataclass
@@ -161,7 +165,12 @@ class Run:
     @property
     def num_workers(self) -> int:
         """Workers of the run, also those whose files are missing."""
-        return max((int(log.attributes["num_workers"]) for log in self.logs), default=0)
+        return _most_common(int(log.attributes["num_workers"]) for log in self.logs)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run, also those whose files are missing."""
+        return _most_common(int(log.attributes["world_size"]) for log in self.logs)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
@@ -213,7 +222,9 @@ class Run:
                 ]
             values = np.concatenate([np.empty(0, column.dtype), *pieces])
             if values.dtype.kind == "S":
-                columns[column.name] = [text.decode(errors="replace") for text in values.tolist()]
+                texts = values.tolist()
+                cleaned = {text: clean(text) for text in set(texts)}
+                columns[column.name] = [cleaned[text] for text in texts]
             else:
                 columns[column.name] = values
         index = pd.MultiIndex(
@@ -251,6 +262,12 @@ def log_files(path: str | Path) -> list[Path]:
     return files
 
 
+def file_rank(path: Path) -> int:
+    """The rank that a file's name says; −1 where it says none."""
+    name = re.fullmatch(r"rank(\d{4,6})(\.\d{1,6})?\.h5", path.name)
+    return int(name.group(1)) if name else -1
+
+
 def load_run(path: str | Path) -> Run:
     """Open a run: finished, in progress, killed, or with files missing or damaged.
 
@@ -268,17 +285,26 @@ def load_run(path: str | Path) -> Run:
     run = Run(files[0].parent, [])
     for file in files:
         try:
-            run.logs.append(_open(file))
+            log, lost = open_log(file)
         except DAMAGE as error:
-            run._note(
-                [f"{file.name}: cannot be read ({_why(error)}); aladdin-mpi salvage may help"]
-            )
+            run._note([f"{file.name}: cannot be read ({error}); {ADVICE}"])
+            continue
+        run.logs.append(log)
+        run._note([f"{file.name}: {what} cannot be read ({why})" for what, why in lost.items()])
     if not run.logs:
         raise RecordError(f"{path}: {run.notes[0]}")
+    tables = {name for log in run.logs for name in log.counts}
+    for log in run.logs:
+        for name in sorted(tables - log.counts.keys()):  # other ranks have it
+            what = f"{log.path.name}: table {name} cannot be read"
+            if not any(note.startswith(what) for note in run.notes):
+                run._note([f"{what} (it is not there); {ADVICE}"])
+    if (run.path / SALVAGED).is_file():
+        run._note([f"saved from damaged files, rows can be missing: see {SALVAGED}"])
     run.logs.sort(key=lambda log: log.rank)
-    size = max(int(log.attributes["world_size"]) for log in run.logs)
+    size = run.world_size
     there = {log.rank for log in run.logs}
-    if missing := [rank for rank in range(min(size, 100_000)) if rank not in there]:
+    if missing := [rank for rank in range(size) if rank not in there]:
         run._note([f"of {size} ranks, these are missing: {_ranges(missing)}"])
     for log in run.logs:
         if log.state == "running" and log.attributes["mode"] == "flush":
@@ -302,60 +328,82 @@ def read_rows(log: RankLog, name: str, first: int = 0) -> tuple[np.ndarray, list
 
     Rows whose clock is impossible are damaged and left out.
     """
-    table = schema.TABLES[name]
-    empty = np.empty(0, table.dtype)
+    empty = np.empty(0, schema.TABLES[name].dtype)
+    if log.counts.get(name) == 0 and log.state != "running":  # most tables of most ranks
+        return empty, []
     try:
-        with open_rank_file(log.path) as file:
-            if name not in file:  # of an older schema
-                return empty, []
-            stored = _read(file[name], first)
+        found = READER.rows(log.path, name, first)
+        for _ in range(3 if log.state == "running" else 0):
+            if found is None or not found.lost:
+                break
+            time.sleep(0.05)  # it came while the file was being changed
+            found = READER.rows(log.path, name, first)
     except DAMAGE as error:
-        return empty, [f"{log.path.name}: table {name} cannot be read ({_why(error)})"]
-    if stored.dtype == table.dtype:
-        rows = stored
-    else:
-        rows = np.empty(len(stored), table.dtype)
-        for column in table.columns:
-            old = stored.dtype.names or ()
-            rows[column.name] = stored[column.name] if column.name in old else column.unknown
-    good = _plausible(log, rows)
+        return empty, [f"{log.path.name}: table {name} cannot be read ({error}); {ADVICE}"]
+    if found is None:  # of an older schema
+        return empty, []
+    notes = []
+    if found.lost:
+        notes.append(
+            f"{log.path.name}: {found.num_lost} of {found.total} row(s) of {name} cannot be read "
+            f"({found.reason}); {ADVICE}"
+        )
+    good = plausible(found.rows, log.attributes["start_clock_s"])
     if good.all():
-        return rows, []
-    note = f"{log.path.name}: {np.count_nonzero(~good)} row(s) of {name} are damaged and left out"
-    return rows[good], [note]
+        return found.rows, notes
+    num_bad = np.count_nonzero(~good)
+    notes.append(f"{log.path.name}: {num_bad} row(s) of {name} are damaged and left out")
+    return found.rows[good], notes
 
 
-def _read(dataset: h5py.Dataset, first: int) -> np.ndarray:
-    if dataset.ndim != 1 or dataset.shape[0] > MAX_ROWS or dataset.dtype.names is None:
-        raise ValueError("not a table")
-    rows: np.ndarray = dataset[first:]
-    return rows
+def plausible(rows: np.ndarray, start: float) -> np.ndarray:
+    """Which rows are possible in a file whose clock was ``start`` [s] when it was created.
 
-
-def _plausible(log: RankLog, rows: np.ndarray) -> np.ndarray:
+    Their clock is possible; rows without a clock are not all zeros, which is what HDF5 gives for
+    rows that are not there.
+    """
+    clocks = [name for name in schema.CLOCK_COLUMNS if name in (rows.dtype.names or ())]
+    if not clocks or not math.isfinite(start):
+        packed = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
+        return np.asarray(packed.any(axis=1))
     good = np.ones(len(rows), bool)
-    start = float(log.attributes["start_clock_s"])
-    for name in schema.CLOCK_COLUMNS:
-        if name in (rows.dtype.names or ()) and math.isfinite(start):
-            times = rows[name]
-            good &= (times > start - YEAR_S) & (times < start + YEAR_S)
+    for name in clocks:
+        good &= (rows[name] > max(start - EARLIER_S, 0.0)) & (rows[name] < start + LATER_S)
     return good
 
 
-def _open(path: Path) -> RankLog:
-    with open_rank_file(path) as file:
-        attributes = {c.name: _value(c, file.attrs.get(c.name)) for c in schema.ATTRIBUTES}
-        for name in ("rank", "worker", "num_workers", "world_size", "role"):
-            if name not in file.attrs:
-                raise RecordError(f"attribute {name} is not there: no log of this package")
-        run = file.get("run", {})
-        end = {
-            c.name: _value(c, run[c.name][()] if c.name in run else None) for c in schema.END_VALUES
-        }
-        counts = {name: len(file[name]) for name in schema.TABLES if name in file}
-    log = RankLog(path, attributes, end, counts, "")
+def open_log(path: Path) -> tuple[RankLog, dict[str, str]]:
+    """A rank's file without its rows, and what of it cannot be read, with the reason.
+
+    Raises
+    ------
+    RecordError
+        It cannot be opened, or does not say which rank it is of.
+    """
+    facts = READER.facts(path)
+    for name in ("rank", "worker", "num_workers", "world_size", "role"):
+        if name not in facts.attributes:
+            if reason := facts.lost.get(f"attribute {name}"):
+                raise RecordError(f"attribute {name}: {reason}")
+            raise RecordError(f"attribute {name} is not there: no log of this package")
+    attributes = {c.name: facts.attributes.get(c.name, _unknown(c)) for c in schema.ATTRIBUTES}
+    rank, size = attributes["rank"], attributes["world_size"]
+    possible = 0 <= rank < size <= MAX_RANKS and -1 <= attributes["num_workers"] <= size
+    if not possible or not -1 <= attributes["worker"] < size or file_rank(path) != rank:
+        raise RecordError(f"it says that it is of rank {rank} of {size}: damaged, or renamed")
+    end = {c.name: facts.end.get(c.name, _unknown(c)) for c in schema.END_VALUES}
+    log = RankLog(path, attributes, end, facts.counts, "")
     log.state = _state(log)
-    return log
+    return log, facts.lost
+
+
+def _unknown(column: Column) -> Value:
+    return "" if column.dtype.startswith("S") else column.unknown
+
+
+def _most_common(numbers: Iterable[int]) -> int:
+    """What most files say: a damaged one does not count."""
+    return max(Counter(numbers).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
 
 
 def _state(log: RankLog) -> str:
@@ -371,22 +419,6 @@ def _state(log: RankLog) -> str:
         except (OSError, OverflowError):
             pass
     return "running" if time.time() - log.path.stat().st_mtime < FRESH_S else "stopped"
-
-
-def _value(column: Column, value: Any) -> Any:
-    """A stored value as Python's; "unknown" where there is none."""
-    if value is None:
-        value = b"" if column.dtype == "S" else column.unknown
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if column.dtype.startswith("S"):
-        return str(value)
-    return float(value) if column.dtype.startswith("f") else int(value)
-
-
-def _why(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text.rpartition(": ")[2][:120] or type(error).__name__
 
 
 def _ranges(numbers: Sequence[int]) -> str:
