@@ -39,15 +39,16 @@ def write(
     tables: Mapping[str, np.ndarray],
     clean: bool = True,
     end: Mapping[str, Value] | None = None,
+    part: int = 0,
     **attributes: Value,
 ) -> Path:
     """A rank's file."""
     known: dict[str, Value] = {
         "rank": rank, "world_size": 3, "role": "worker" if rank else "server", "worker": rank - 1,
         "num_workers": 2, "host": "alpha", "start_clock_s": CLOCK_S, "clock_offset_s": 0.0,
-        "clock_error_s": 1e-5, "run": folder.name,
+        "clock_error_s": 1e-5, "run": folder.name, "part": part,
     }  # fmt: skip
-    path = rank_path(folder, rank)
+    path = rank_path(folder, rank, part)
     file = RankFile(path, known | attributes)
     for name, table in tables.items():
         file.append(name, table)

@@ -387,13 +387,14 @@ def servers_over_time(run: Run) -> Figure:
         _nothing(left, "there is no server")
         _nothing(right, "")
         return figure
-    for log, style in zip(run.servers, _styles(), strict=False):
-        merges = run.merges[run.merges.index.get_level_values("rank") == log.rank]
-        polls = run.polls[run.polls.index.get_level_values("rank") == log.rank]
+    ranks = dict.fromkeys(log.rank for log in run.servers)
+    for rank, style in zip(ranks, _styles(), strict=False):
+        merges = run.merges[run.merges.index.get_level_values("rank") == rank]
+        polls = run.polls[run.polls.index.get_level_values("rank") == rank]
         times = merges["time_s"] - metrics.begin_s(run)
         last = math.ceil(max(times.max() if len(merges) else 1, 1))
         counts, edges = np.histogram(times, last, (0, last), weights=merges["count"])
-        name = f"rank {log.rank}"
+        name = f"rank {rank}"
         left.plot(edges[:-1], counts, label=f"{name}: pushes merged", **{**style, "marker": ""})
         right.plot(
             polls["time_s"] - metrics.begin_s(run),
@@ -407,5 +408,5 @@ def servers_over_time(run: Run) -> Figure:
     right.set_xlabel("time since the first step [s]")
     right.set_ylabel("share of the server's time spent working [%]")
     right.set_ylim(0, None)
-    _legend(left, len(run.servers))
+    _legend(left, len(ranks))
     return figure

@@ -75,6 +75,11 @@ class RankLog:
     def worker(self) -> int:
         return int(self.attributes["worker"])
 
+    @property
+    def part(self) -> int:
+        """How often the run had been started before."""
+        return max(0, int(self.attributes["part"]))
+
     def to_clock_of_rank_0(self, times: np.ndarray) -> np.ndarray:
         """This rank's monotonic times as rank 0's.
 
@@ -96,7 +101,7 @@ class Run:
     ----------
     path : Path
     logs : list of RankLog
-        By rank.
+        By rank, and by ``part`` where the run was started again.
     notes : list of str
         What is missing, damaged or unusual, a line each; grows as tables are read.
 
@@ -104,8 +109,9 @@ class Run:
     -----
     The frames have an index with the levels ``rank`` and ``row`` and the columns of
     :mod:`aladdin_mpi.record.schema`.  Times (``time_s``, ``start_s``, ``queued_s``) are on rank 0's
-    clock, in seconds since the run started.  Columns that the file does not have are "unknown"
-    (NaN, −1 or empty).
+    clock, in seconds since the run started for the first time.  Columns that the file does not have
+    are "unknown" (NaN, −1 or empty).  The column ``part`` counts how often the run had been started
+    before.
     """
 
     path: Path
@@ -117,22 +123,48 @@ class Run:
         return self.path.name
 
     def log(self, rank: int) -> RankLog:
-        """Of one rank."""
-        return next(log for log in self.logs if log.rank == rank)
+        """Of one rank, as it was started last."""
+        return [log for log in self.logs if log.rank == rank][-1]
+
+    @property
+    def latest(self) -> list[RankLog]:
+        """Of the last start."""
+        last = self.parts[-1]
+        return [log for log in self.logs if log.part == last]
+
+    @property
+    def parts(self) -> list[int]:
+        """How often the run had been started before, for each time that it was."""
+        return sorted({log.part for log in self.logs})
 
     @cached_property
-    def start_s(self) -> float:
-        """[s] when the run started, on rank 0's clock."""
-        starts = [
-            float(log.to_clock_of_rank_0(np.array([log.attributes["start_clock_s"]]))[0])
-            for log in self.logs
-        ]
-        return min((s for s in starts if math.isfinite(s)), default=0.0)
+    def _starts(self) -> dict[int, tuple[float, float]]:
+        """When each part started: on rank 0's clock, and [s] after the first one by time of day."""
+        found, unix = {}, {}
+        for part in self.parts:
+            logs = [log for log in self.logs if log.part == part]
+            starts = [
+                float(log.to_clock_of_rank_0(np.array([log.attributes["start_clock_s"]]))[0])
+                for log in logs
+            ]
+            found[part] = min((s for s in starts if math.isfinite(s)), default=0.0)
+            days = [float(log.attributes["start_unix_s"]) for log in logs]
+            unix[part] = min((d for d in days if math.isfinite(d)), default=math.nan)
+        first = unix[min(unix)]
+        return {
+            part: (start, unix[part] - first if math.isfinite(unix[part] - first) else 0.0)
+            for part, start in found.items()
+        }
+
+    def seconds(self, log: RankLog, times: np.ndarray) -> np.ndarray:
+        """A rank's monotonic times as [s] since the run started for the first time."""
+        start, after = self._starts[log.part]
+        return log.to_clock_of_rank_0(times) - start + after
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The options of the run; empty where they were not logged."""
-        for log in self.logs:
+        for log in self.latest:
             with contextlib.suppress(yaml.YAMLError):
                 values = yaml.safe_load(log.attributes["config"])
                 if isinstance(values, dict):
@@ -142,7 +174,7 @@ class Run:
     @cached_property
     def versions(self) -> dict[str, str]:
         """Versions of the software."""
-        for log in self.logs:
+        for log in self.latest:
             with contextlib.suppress(ValueError):
                 values = json.loads(log.attributes["versions"])
                 if isinstance(values, dict):
@@ -164,13 +196,13 @@ class Run:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the run, also those whose files are missing."""
-        return _most_common(int(log.attributes["num_workers"]) for log in self.logs)
+        """Workers of the run when it was started last, also those whose files are missing."""
+        return _most_common(int(log.attributes["num_workers"]) for log in self.latest)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run, also those whose files are missing."""
-        return _most_common(int(log.attributes["world_size"]) for log in self.logs)
+        """Ranks of the run when it was started last, also those whose files are missing."""
+        return _most_common(int(log.attributes["world_size"]) for log in self.latest)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
@@ -201,25 +233,19 @@ class Run:
     def table(self, name: str) -> pd.DataFrame:
         """One table of all ranks, read anew."""
         parts: list[np.ndarray] = []
-        ranks: list[int] = []
         for log in self.logs:
             rows, problems = read_rows(log, name)
             self._note(problems)
             parts.append(rows)
-            ranks.append(log.rank)
-        return self._frame(name, parts, ranks)
+        return self._frame(name, parts)
 
-    def _frame(self, name: str, parts: list[np.ndarray], ranks: list[int]) -> pd.DataFrame:
-        lengths = [len(part) for part in parts]
-        logs = [self.log(rank) for rank in ranks]
+    def _frame(self, name: str, parts: list[np.ndarray]) -> pd.DataFrame:
+        logs = self.logs
         columns: dict[str, Any] = {}
         for column in schema.TABLES[name].columns:
             pieces = [part[column.name] for part in parts]
             if column.name in schema.CLOCK_COLUMNS:
-                pieces = [
-                    log.to_clock_of_rank_0(piece) - self.start_s
-                    for log, piece in zip(logs, pieces, strict=True)
-                ]
+                pieces = [self.seconds(log, piece) for log, piece in zip(logs, pieces, strict=True)]
             values = np.concatenate([np.empty(0, column.dtype), *pieces])
             if values.dtype.kind == "S":
                 texts = values.tolist()
@@ -227,6 +253,13 @@ class Run:
                 columns[column.name] = [cleaned[text] for text in texts]
             else:
                 columns[column.name] = values
+        lengths = [len(part) for part in parts]
+        columns["part"] = np.repeat(np.array([log.part for log in logs], np.int16), lengths)
+        ranks = sorted({log.rank for log in logs})
+        lengths = [
+            sum(length for log, length in zip(logs, lengths, strict=True) if log.rank == rank)
+            for rank in ranks
+        ]
         index = pd.MultiIndex(
             levels=[ranks, np.arange(max(lengths, default=0))],
             codes=[
@@ -301,7 +334,7 @@ def load_run(path: str | Path) -> Run:
                 run._note([f"{what} (it is not there); {ADVICE}"])
     if (run.path / SALVAGED).is_file():
         run._note([f"saved from damaged files, rows can be missing: see {SALVAGED}"])
-    run.logs.sort(key=lambda log: log.rank)
+    run.logs.sort(key=lambda log: (log.rank, log.part))
     size = run.world_size
     there = {log.rank for log in run.logs}
     if missing := [rank for rank in range(size) if rank not in there]:
@@ -313,7 +346,8 @@ def load_run(path: str | Path) -> Run:
                 "bad moment: the latest rows can be missing"
             ])  # fmt: skip
         elif log.state == "stopped":
-            run._note([f"rank {log.rank} did not end in order (killed, or an error)"])
+            which = f"rank {log.rank}" + (f", start {log.part + 1}," if log.part else "")
+            run._note([f"{which} did not end in order (killed, or an error)"])
     newer = {int(log.attributes["schema_version"]) for log in run.logs} - {schema.SCHEMA_VERSION}
     if any(version > schema.SCHEMA_VERSION for version in newer):
         run._note([

@@ -32,6 +32,7 @@ __all__ = [
     "servers",
     "shares",
     "slowest",
+    "spans",
     "split",
     "staleness",
     "throughput",
@@ -76,21 +77,37 @@ def begin_s(run: Run) -> float:
     return float(run.steps["start_s"].min()) if len(run.steps) else 0.0
 
 
-def duration_s(run: Run) -> float:
-    """[s] from the first step of any worker to the end of the last one of any."""
+def spans(run: Run) -> pd.DataFrame:
+    """When each part of the run trained: ``begin`` and ``end`` [s] of all workers together, and
+    ``before``, [s] of training in earlier parts (index ``part``).
+    """
     steps = run.steps
-    if not len(steps):
+    ends = steps["start_s"] + steps["step_s"]
+    found = pd.DataFrame({
+        "begin": steps["start_s"].groupby(steps["part"]).min(),
+        "end": ends.groupby(steps["part"]).max(),
+    })  # fmt: skip
+    took = found["end"] - found["begin"]
+    found["before"] = took.cumsum() - took
+    return found
+
+
+def duration_s(run: Run) -> float:
+    """[s] from the first step of any worker to the end of the last one of any, without the time
+    between two starts of the run.
+    """
+    if not len(run.steps):
         return math.nan
-    return float((steps["start_s"] + steps["step_s"]).max() - steps["start_s"].min())
+    found = spans(run)
+    return float((found["end"] - found["begin"]).sum())
 
 
 def throughput(run: Run) -> pd.Series:
     """Samples per second by worker, each from its first step to the end of its last."""
-    steps = run.steps
-    found = {}
-    for rank, rows in steps.groupby(level="rank"):
-        took = rows["start_s"].iloc[-1] + rows["step_s"].iloc[-1] - rows["start_s"].iloc[0]
-        found[_worker_of(run)[rank]] = rows["samples"].clip(lower=0).sum() / took
+    found = {
+        _worker_of(run)[rank]: rows["samples"].clip(lower=0).sum() / _span(rows)
+        for rank, rows in run.steps.groupby(level="rank")
+    }
     return pd.Series(found, dtype=np.float64).rename_axis("worker").sort_index()
 
 
@@ -99,8 +116,9 @@ def senders(run: Run) -> pd.DataFrame:
     way, median seconds queued, in transfer, until acknowledged.
     """
     found = {}
+    took_by = {rank: _span(rows) for rank, rows in run.steps.groupby(level="rank")}
     for rank, rows in run.sends.groupby(level="rank"):
-        took = _span(run.steps, rank)
+        took = took_by.get(rank, math.nan)
         found[_worker_of(run)[rank]] = {
             "sends_per_s": len(rows) / took,
             "MB_per_s": rows["bytes"].sum() / took / 1e6,
@@ -123,19 +141,18 @@ def servers(run: Run) -> pd.DataFrame:
     """
     took = duration_s(run)
     found = {}
-    for log in run.servers:
+    for rank in dict.fromkeys(log.rank for log in run.servers):
         merges, polls, replies = (
-            frame[frame.index.get_level_values("rank") == log.rank]
+            frame[frame.index.get_level_values("rank") == rank]
             for frame in (run.merges, run.polls, run.replies)
         )
         size = merges["bytes"].sum() / max(merges["count"].sum(), 1)  # of a push; a reply's too
-        whole = polls["time_s"].max() - polls["time_s"].min() + 1 if len(polls) else math.nan
-        found[log.rank] = {
+        found[rank] = {
             "merges_per_s": merges["count"].sum() / took,
             "pushes_per_pass": merges["count"].mean(),
             "MB_in_per_s": merges["bytes"].sum() / took / 1e6,
             "MB_out_per_s": len(replies) * size / took / 1e6,
-            "busy_share": polls["busy_s"].sum() / whole,
+            "busy_share": polls["busy_s"].mean(),  # a row is a second
             "gap_s": polls["longest_gap_s"].max(),
         }
     return pd.DataFrame.from_dict(found, orient="index", columns=list(_SERVER)).rename_axis("rank")
@@ -162,7 +179,10 @@ def evaluations(run: Run) -> pd.DataFrame:
     if not len(evals):
         return evals
     apart = evals["duration_s"] + evals["fetch_s"].fillna(0)
-    evals["time_s"] = evals["time_s"] - begin_s(run) - apart.cumsum()
+    if len(run.steps):
+        found = spans(run).reindex(evals["part"])
+        evals["time_s"] += found["before"].to_numpy() - found["begin"].to_numpy()
+    evals["time_s"] -= apart.cumsum()
     return evals
 
 
@@ -237,6 +257,9 @@ def problems(run: Run) -> list[str]:
     for log in run.logs:
         if (lost := log.end["rows_lost"]) > 0:
             lines.append(f"rank {log.rank}: {lost} row(s) of the log could not be written")
+    resumed = events[events["kind"] == EventKind.RESUME].groupby("part").head(1)
+    for (_, _), row in resumed.iterrows():
+        lines.append(f"start {row['part'] + 1} went on {row['text']}")
     return lines + run.notes
 
 
@@ -328,9 +351,11 @@ def _rank_of(run: Run) -> dict[int, int]:
     return {log.worker: log.rank for log in run.workers}
 
 
-def _span(steps: pd.DataFrame, rank: int) -> float:
-    """[s] from a rank's first step to the end of its last."""
-    rows = steps[steps.index.get_level_values("rank") == rank]
-    if not len(rows):
-        return math.nan
-    return float(rows["start_s"].iloc[-1] + rows["step_s"].iloc[-1] - rows["start_s"].iloc[0])
+def _span(rows: pd.DataFrame) -> float:
+    """[s] that a worker trained, by its rows of ``steps``: from first to last, part by part."""
+    return float(
+        sum(
+            part["start_s"].iloc[-1] + part["step_s"].iloc[-1] - part["start_s"].iloc[0]
+            for _, part in rows.groupby("part")
+        )
+    )

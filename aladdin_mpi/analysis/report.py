@@ -63,7 +63,7 @@ def _what(run: Run) -> list[tuple[str, ...]]:
         rows.append(("slow on purpose", ", ".join(f"worker {i} ×{f:g}" for i, f in slow.items())))
     versions = run.versions
     if versions:
-        mpi = versions.get("mpi", "?").splitlines()[0][:40]
+        mpi = " ".join(versions.get("mpi", "?").splitlines()[0].replace("Version:", "").split())
         rows.append(("software", f"aladdin_mpi {versions.get('aladdin_mpi')}, torch "
                                  f"{versions.get('torch')}, {mpi}"))  # fmt: skip
     return [("", ""), *rows]
@@ -71,7 +71,7 @@ def _what(run: Run) -> list[tuple[str, ...]]:
 
 def _where(run: Run) -> list[str]:
     hosts: dict[str, list[str]] = {}
-    for log in run.logs:
+    for log in run.latest:
         who = f"worker {log.worker}" if log.worker >= 0 else "server"
         if log.state != "ended":
             who += f" ({log.state})"
@@ -94,6 +94,11 @@ def _result(run: Run, view: metrics.Overview) -> list[tuple[str, ...]]:
         f"{view.duration_s:.1f} s, {view.iterations} iterations, {view.samples} samples on "
         f"{view.num_workers} worker(s)",
     ))  # fmt: skip
+    if len(run.parts) > 1:
+        found = metrics.spans(run)
+        gaps = (found["begin"].to_numpy()[1:] - found["end"].to_numpy()[:-1]).tolist()
+        text = ", ".join(f"{gap:.0f} s" for gap in gaps)
+        rows.append(("started", f"{len(run.parts)} times; between last and first step: {text}"))
     rate = f"{view.samples_per_s:.0f} samples/s"
     if not math.isnan(view.speedup):
         rate += f", {view.speedup:.2f} times one worker's"
@@ -228,7 +233,7 @@ def page(run: Run, one_worker: Run | None = None) -> str:
     for number, (caption, figure) in enumerate(pictures(run)):
         svg = _svg(figure, number)
         body.append(f"<figure><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>")
-    texts = [str(log.attributes["config"]) for log in run.logs if log.attributes["config"]]
+    texts = [str(log.attributes["config"]) for log in run.latest if log.attributes["config"]]
     if texts:
         body.append(f"<h2>Configuration</h2><pre>{html.escape(texts[0])}</pre>")
     return (

@@ -43,7 +43,7 @@ def test_tables_have_ranks_and_one_clock(run):
     assert run.steps.groupby("rank").size().to_dict() == {1: 100, 2: 100}
     # worker 1's clock is 500 s behind; the first steps of both began a second after the start
     assert run.steps["start_s"].groupby("rank").min().to_list() == pytest.approx([1.0, 1.0])
-    assert list(run.steps.columns) == list(TABLES["steps"].names)
+    assert list(run.steps.columns) == [*TABLES["steps"].names, "part"]
     assert run.ranks["state"].to_list() == ["ended"] * 3
     assert run.algorithm == "aladdin"
     assert run.config["algorithm_options"] == {"period": 4}
@@ -197,6 +197,39 @@ def test_many_rows_load_quickly(tmp_path):
     with RankFile(tmp_path / "rank0000.h5", {"rank": 0, "world_size": 1, "worker": 0}) as file:
         file.append("steps", logs.rows("steps", 100_000, start_s=time.monotonic()))
     assert len(load_run(tmp_path).steps) == 100_000
+
+
+def test_a_run_that_was_started_again_is_one_run(tmp_path):
+    """Two starts of one folder: other clocks, a gap between them, one worker less."""
+    logs.served(tmp_path, steps=100)
+    start = run_start(tmp_path)
+    for rank in range(2):
+        steps = logs.rows(
+            "steps", 50 if rank else 0, start_s=5.0 + 0.01 * np.arange(50 if rank else 0),
+            step_s=0.01, samples=32, iteration=100 + np.arange(50 if rank else 0),
+        )  # fmt: skip
+        logs.write(
+            tmp_path, rank, {"steps": steps}, part=1, start_clock_s=4.0, world_size=2,
+            num_workers=1, start_unix_s=start + 60.0,
+        )  # fmt: skip
+    run = load_run(tmp_path)
+    assert run.parts == [0, 1] and run.num_workers == 1 and run.notes == []
+    assert run.steps.loc[1]["part"].value_counts().to_dict() == {0: 100, 1: 50}
+    assert len(run.steps.loc[1].index.unique()) == 150
+    assert run.steps.loc[1]["start_s"].iloc[100] == pytest.approx(61.0)
+    assert metrics.duration_s(run) == pytest.approx(1.5, rel=1e-3)
+    assert metrics.throughput(run)[0] == pytest.approx(3200, rel=1e-3)
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(screen(run))
+    assert "2 times; between last and first step: 59 s" in console.export_text()
+
+
+def run_start(folder):
+    found = []
+    for path in folder.glob("rank*[0-9].h5"):
+        with h5py.File(path) as file:
+            found.append(float(file.attrs["start_unix_s"]))
+    return min(found)
 
 
 # -- several runs ---------------------------------------------------------------------------------
