@@ -16,6 +16,7 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("aladdin_mpi.cli.train", "train", "Train a model; start it with mpiexec."),
     "algorithms": ("aladdin_mpi.cli.algorithms", "algorithms", "List the algorithms."),
+    "slurm": ("aladdin_mpi.cli.slurm", "slurm", "Make a job for Slurm, and submit it."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""

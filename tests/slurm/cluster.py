@@ -169,7 +169,7 @@ class SlurmCluster:
         devices = [f"Name=gpu File={self.folder}/gpu{i}" for i in gpus]
         lines = [f"NodeName={','.join(names[1:])} {device}" for device in devices]
         (self.folder / "gres.conf").write_text("\n".join(lines) + "\n")
-        # Not used, but slurmd looks for the kind that it is told, and the default is not everywhere.
+        # Not used, but slurmd looks for the kind that it is told, and may not find the default.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.folder / "slurm.conf").write_text(text.lstrip())
 
@@ -188,13 +188,11 @@ class SlurmCluster:
         """Start a daemon that stays in the foreground."""
         log = self.folder / f"start-{len(self._daemons)}.out"
         with open(log, "wb") as out:
-            self._daemons.append(
-                subprocess.Popen(
-                    [*self.hosts.inside(host), *argv],
-                    stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder,
-                    env=self.environment(), start_new_session=True,
-                )  # fmt: skip
-            )
+            daemon = subprocess.Popen(
+                [*self.hosts.inside(host), *argv], cwd=self.folder, env=self.environment(),
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+        self._daemons.append(daemon)
 
     def _await(self, what: str, ready: object, end: float) -> None:
         assert callable(ready)
