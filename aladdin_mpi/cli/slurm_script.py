@@ -170,10 +170,10 @@ def _variables(options: ScriptOptions) -> Iterator[str]:
     if options.gpus_per_node:
         server = int(options.server)
         lines += [
-            _noted(f"SERVER={server}", "0 for an algorithm without one: aladdin-mpi algorithms"),
-            _noted("CPU_BIND=cores", "srun's --cpu-bind; none if Slurm cannot bind"),
+            _noted(f"SERVER={server}", "0 for an algorithm without one: aladdin-mpi algorithms")
         ]
     lines += [
+        _noted("CPU_BIND=cores", "for srun; verbose,cores shows it, map_ldom:... chooses"),
         _noted("OUT=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID", "stays the same when the job is requeued"),
         "TRAINING=(",
         *_wrapped(options.training),
@@ -218,7 +218,8 @@ def _wrapped(words: Sequence[str]) -> Iterator[str]:
 
 
 UCX = """
-# Only InfiniBand and shared memory, so that a job fails instead of falling back to TCP.
+# Worth a look: nvidia-smi topo -m (which cores are near a GPU), ucx_info -d (cards), ulimit -l.
+# Only InfiniBand and shared memory, so that a job fails instead of falling back to TCP:
 export UCX_TLS=rc,sm,self
 # export UCX_NET_DEVICES=mlx5_0:1       # which card, where a node has several: ucx_info -d
 """
@@ -260,10 +261,10 @@ done
 gpus=$(seq -s, 0 $((${SLURM_GPUS_PER_NODE##*:} - 1)))
 """
 
-CPU_SRUN = ("srun", "--distribution=block:block --cpu-bind=cores")
+CPU_SRUN = ("srun", '--distribution=block:block --cpu-bind="$CPU_BIND"')
 GPU_SRUN = (
     'env -u SLURM_NTASKS_PER_NODE SLURM_HOSTFILE="$hostfile" srun',
-    '--distribution=arbitrary:block --cpu-bind="$CPU_BIND" --gpu-bind=map_gpu:"$gpus"',
+    '--distribution=arbitrary --cpu-bind="$CPU_BIND" --gpu-bind=map_gpu:"$gpus"',
 )
 
 

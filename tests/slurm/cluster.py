@@ -56,7 +56,8 @@ SelectTypeParameters=CR_CPU
 # Trust the numbers below, whatever the machine has.
 SlurmdParameters=config_overrides
 GresTypes=gpu
-SchedulerParameters=batch_sched_delay=0,sched_interval=2
+# Only backfill starts heterogeneous jobs, every 30 s by default.
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1
 ReturnToService=2
 KillWait=10
 MailProg=/bin/true
@@ -85,6 +86,7 @@ exec slurmd -D -N "$1"
 class Job(NamedTuple):
     """What Slurm says of a job; ``restarts`` counts how often it was requeued."""
 
+    number: str
     state: str
     exit_code: str
     restarts: int
@@ -99,7 +101,8 @@ class SlurmCluster:
     nodes : int
         Number of nodes, ``h1`` and so on.
     cpus : int, optional
-        CPUs that each node says it has; more than there are cannot be bound to.  Default: all.
+        CPUs that each node says it has; default: all, or four where there are less.  A task can be
+        bound only to those that are there.
     gpus : int
         GPUs that each node but the first pretends to have.
 
@@ -114,7 +117,7 @@ class SlurmCluster:
     def __init__(self, nodes: int = 4, cpus: int | None = None, gpus: int = 2) -> None:
         self.hosts = VirtualHosts(nodes)
         self.folder = Path()
-        self._cpus, self._gpus = cpus or len(os.sched_getaffinity(0)), gpus
+        self._cpus, self._gpus = cpus or max(len(os.sched_getaffinity(0)), 4), gpus
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> SlurmCluster:
@@ -221,7 +224,7 @@ class SlurmCluster:
         for daemon in reversed(self._daemons):
             if daemon.poll() is None:
                 daemon.terminate()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 2
         for daemon in self._daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(max(end - time.monotonic(), 0.1))
@@ -289,7 +292,9 @@ class SlurmCluster:
         """Return what Slurm knows of a job, or of one task of an array (``12_3``)."""
         text = self.call("scontrol", "-o", "show", "job", job).stdout.splitlines()[0]
         found = dict(re.findall(r"(\w+)=(\S*)", text))
-        return Job(found["JobState"], found["ExitCode"], int(found["Restarts"]), text)
+        return Job(
+            found["JobId"], found["JobState"], found["ExitCode"], int(found["Restarts"]), text
+        )
 
     def wait(self, job: str, timeout: float) -> Job:
         """Wait until a job has ended; one that was requeued has not."""
