@@ -232,8 +232,12 @@ EDGE = f"""
 """
 
 SETTINGS = """
-# Open MPI's one-sided messages over UCX need InfiniBand.
-ls /sys/class/infiniband/* >/dev/null 2>&1 || export OMPI_MCA_osc=^ucx
+# Without InfiniBand: Open MPI's one-sided messages may not go over UCX; and MPICH's addresses for
+# UCX can be too long for srun ("value not properly terminated in client request").
+if ! ls /sys/class/infiniband/* >/dev/null 2>&1; then
+  export OMPI_MCA_osc=^ucx
+  [ "$LAUNCHER" = mpirun ] || export MPIR_CVAR_CH4_NETMOD=ofi
+fi
 """
 
 GPU_CHECKS = """

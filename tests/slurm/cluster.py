@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 # Only backfill starts heterogeneous jobs, every 30 s by default.
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1
-ReturnToService=2
+ReturnToService=1
 KillWait=10
 MailProg=/bin/true
 StateSaveLocation={folder}/state
@@ -197,8 +197,7 @@ class SlurmCluster:
             )  # fmt: skip
         self._daemons.append(daemon)
 
-    def _await(self, what: str, ready: object, end: float) -> None:
-        assert callable(ready)
+    def _await(self, what: str, ready: Callable[[], bool], end: float) -> None:
         while not ready():
             if time.monotonic() > end or any(d.poll() is not None for d in self._daemons):
                 raise OSError(f"Slurm did not start: {what}\n{self.logs()}")
@@ -305,3 +304,13 @@ class SlurmCluster:
                 raise TimeoutError(f"job {job} not ended after {timeout:g} s: {found.text}")
             time.sleep(0.2)
         return found
+
+    @contextlib.contextmanager
+    def down_node(self, node: str) -> Iterator[None]:
+        """Set a node down for as long as the ``with`` block takes."""
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        try:
+            yield
+        finally:
+            self.call("scontrol", "update", f"nodename={node}", "state=resume")
+            self._await("the node that was down", self._all_idle, time.monotonic() + 60)

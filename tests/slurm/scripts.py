@@ -53,16 +53,11 @@ def edited(
             top = pattern.sub(f"#sbatch --{key}={value}", top, count=1)
         top = top.replace("#sbatch", "#SBATCH")
     for key, value in variables.items():
-        if value.startswith("("):
-            top, found = re.subn(
-                rf"^{key}=\([^)]*\)", lambda _, k=key, v=value: f"{k}={v}", top, flags=re.MULTILINE
-            )
-        else:
-            top, found = re.subn(
-                rf"^((export )?{key})=\S*", lambda m, v=value: f"{m[1]}={v}", top,
-                flags=re.MULTILINE,
-            )  # fmt: skip
-        assert found == 1, f"{name}: {key} is there {found} times"
+        old = r"\([^)]*\)" if value.startswith("(") else r"\S*"
+        pattern = re.compile(rf"^((?:export )?{key}=){old}", re.MULTILINE)
+        assert len(pattern.findall(top)) == 1, f"{name}: {key} is not there, or not once"
+        before, assignment, after = pattern.split(top)
+        top = before + assignment + value + after
     top = top.replace("# source ~/venv/bin/activate", environment)
     return top + edge + rest
 

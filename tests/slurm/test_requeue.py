@@ -110,3 +110,20 @@ def test_a_line_of_the_table_becomes_arguments(seen: dict[str, Seen], stand_in: 
     words = " ".join(said(stand_in, seen["sweep"].number)[0]["arguments"])
     assert "--algorithm bsp --seed 1 --slow-worker 1:3" in words
     assert "/bsp-ranks2-seed1-slow1x3 " in words
+
+
+def test_a_job_that_loses_a_node_is_queued_again(
+    slurm: SlurmCluster, stand_in: Path, tmp_path: Path
+) -> None:
+    script = write(tmp_path, "train_cpu", TWO_NODES, {"CPU_BIND": "none"}, stand_in)
+    number = slurm.submit(script, env={"STAND_IN": "wait"})
+    end = time.monotonic() + 60
+    while len(said(stand_in, number)) < 2:
+        assert time.monotonic() < end, slurm.job(number).text
+        time.sleep(0.1)
+    lost = said(stand_in, number)[1]["node"]
+    with slurm.down_node(lost):
+        ended = slurm.wait(number, 90)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended
+    second = said(stand_in, number, 1)
+    assert len(second) == 2 and lost not in [task["node"] for task in second]

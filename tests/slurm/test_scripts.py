@@ -98,11 +98,12 @@ def test_sweep(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
 
 def test_links(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "mailbox.py"
-    variables = {"BENCH": str(bench), "OPTIONS": "(--sizes 4 --rounds 1)", "OUT": "tables"}
-    _, job, output = run(slurm, tmp_path, programs, "bench_links", THREE_NODES, variables)
+    variables = {"BENCH": str(bench), "OPTIONS": "(--sizes 65536 --rounds 1)", "OUT": "tables"}
+    options = {**THREE_NODES, "nodes": 2}
+    _, job, output = run(slurm, tmp_path, programs, "bench_links", options, variables)
     assert job.state == "COMPLETED", output
-    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["h2.csv", "h3.csv"]
-    assert "h2 to h1" in output and "h3 to h1" in output
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["h2.csv"]
+    assert "h2 to h1" in output
 
 
 WRONG = {"mpich": "none", "openmpi": "pmi2"}
