@@ -92,6 +92,12 @@ class Job(NamedTuple):
     restarts: int
     text: str
 
+    def output(self) -> str:
+        """Return what the job has printed."""
+        found = re.search(r"StdOut=(\S+)", self.text)
+        path = Path(found[1]) if found else Path()
+        return path.read_text(errors="replace") if path.is_file() else ""
+
 
 class SlurmCluster:
     """A Slurm with ``nodes`` nodes, up inside the ``with`` block.
@@ -296,12 +302,22 @@ class SlurmCluster:
         )
 
     def wait(self, job: str, timeout: float) -> Job:
-        """Wait until a job has ended; one that was requeued has not."""
+        """Wait until a job has ended; one that was requeued has not.
+
+        Heterogeneous jobs are started by backfill only, which does not look again at a job whose
+        time has come unless something changes; on a real cluster something always does.
+        """
         end = time.monotonic() + timeout
         while (found := self.job(job)).state not in ENDED:
+            if found.state == "PENDING" and "HetJobId=" in found.text:
+                self.call("scontrol", "update", f"jobid={job}", "comment=look", check=False)
             if time.monotonic() > end:
+                steps = self.call("squeue", "--steps", check=False).stdout
                 self.call("scancel", job, check=False)
-                raise TimeoutError(f"job {job} not ended after {timeout:g} s: {found.text}")
+                raise TimeoutError(
+                    f"job {job} not ended after {timeout:g} s: {found.text}\n{steps}\n"
+                    f"{found.output()}\n{self.logs()}"
+                )
             time.sleep(0.2)
         return found
 
