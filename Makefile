@@ -8,7 +8,7 @@ MPI ?= mpich
 MPIS ?= mpich openmpi
 # REQUIRE=all: install system tools first (root, Debian), and fail if anything was left out.
 REQUIRE ?=
-# Stages of the tests: lint unit launch mpi cluster (empty: all).
+# Stages of the tests: lint unit launch mpi cluster slurm (empty: all).
 ONLY ?=
 
 # The first Python 3.10 to 3.13 that runs: one that has torch, else one that can make environments.
@@ -35,7 +35,7 @@ help:
 	@echo "make demo     train a small network with ALADDIN on 4 workers, in a fresh environment"
 	@echo "make test     all tests that this machine allows, and a list of what was left out"
 	@echo "              REQUIRE=all   as root on Debian: install system tools, leave nothing out"
-	@echo "              ONLY=unit     some stages only: lint unit launch mpi cluster"
+	@echo "              ONLY=unit     some stages only: lint unit launch mpi cluster slurm"
 	@echo "              MPIS=mpich    with one MPI only"
 	@echo "make horovod  build Horovod for MPI=mpich or openmpi and install it (needs a C++ compiler)"
 	@echo "make lint     ruff and mypy;  make format: format the sources;  make clean: tidy up"

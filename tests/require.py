@@ -16,7 +16,10 @@ from typing import NoReturn
 import pytest
 
 PREFIX = "left out: "
-PACKAGES = {"cc": "gcc", "ip": "iproute2", "sbatch": "slurm-client", "scontrol": "slurm-client"}
+PACKAGES = {
+    "cc": "gcc", "ip": "iproute2", "tc": "iproute2", "munged": "munge",
+    "sbatch": "slurm-client", "scontrol": "slurm-client",
+}  # fmt: skip
 """Debian's package of a program, where its name is another one."""
 
 
@@ -61,3 +64,10 @@ def root() -> None:
     __tracebackhide__ = True
     if os.geteuid() != 0:
         left_out("needs root")
+
+
+def cores(number: int) -> None:
+    """Go on only where this process may use so many cores."""
+    __tracebackhide__ = True
+    if len(os.sched_getaffinity(0)) < number:
+        left_out(f"needs {number} cores")

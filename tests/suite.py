@@ -9,6 +9,7 @@ machine can build it (a build takes minutes; ``make horovod MPI=...`` makes the 
     launch    tests/launch: tests that start mpiexec themselves, with each MPI
     mpi       tests/mpi on 2, 3 and 5 ranks, with each MPI
     cluster   tests/cluster on virtual hosts, with each MPI; needs root and iproute2
+    slurm     tests/slurm on a Slurm of virtual hosts, with each MPI; needs that and Slurm
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pathlib import Path
 import launching
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("lint", "unit", "launch", "mpi", "cluster")
+STAGES = ("lint", "unit", "launch", "mpi", "cluster", "slurm")
+WITH_MPI = STAGES[2:]
 RANKS = (2, 3, 5)
 LIMITS_S = {
     "environment": 900,
@@ -38,7 +40,9 @@ LIMITS_S = {
     "launch": 600,
     "mpi": 300,
     "cluster": 900,
+    "slurm": 900,
 }
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 BUDGET_S = 3000
 PREFIX = "left out: "
 LACKING = 3
@@ -142,7 +146,7 @@ class Suite:
         """Run the stages; results are kept as they come, for a summary after an interrupt."""
         chosen: list[str] = self.options.only
         mpis: list[str] = self.options.mpis
-        with_mpi = [stage for stage in chosen if stage in ("launch", "mpi", "cluster")]
+        with_mpi = [stage for stage in chosen if stage in WITH_MPI]
         for mpi in mpis if with_mpi else mpis[:1]:
             if mpi not in self.environments:
                 self.make_environment(mpi)
@@ -161,6 +165,8 @@ class Suite:
                     self.pytest("mpi", mpi, f"mpi -n {n}", ranks=n)
             if "cluster" in chosen:
                 self.cluster(mpi)
+            if "slurm" in chosen:
+                self.slurm(mpi)
 
     def make_environment(self, mpi: str) -> None:
         """Make the virtual environment of an MPI."""
@@ -214,6 +220,17 @@ class Suite:
             self.leave_out("cluster", mpi, "tests/cluster", "needs the command ip (iproute2)")
         else:
             self.pytest("cluster", mpi, "cluster")
+
+    def slurm(self, mpi: str) -> None:
+        """Run the tests on a Slurm, where that is possible at all."""
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+        missing = [name for name in ("ip", *SLURM_PROGRAMS) if not shutil.which(name, path=path)]
+        if os.geteuid() != 0:
+            self.leave_out("slurm", mpi, "tests/slurm", "needs root")
+        elif missing:
+            self.leave_out("slurm", mpi, "tests/slurm", f"needs {', '.join(missing)}")
+        else:
+            self.pytest("slurm", mpi, "slurm")
 
     def pytest(
         self, stage: str, mpi: str, name: str, ranks: int = 0, show_mpi: bool = True

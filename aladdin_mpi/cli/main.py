@@ -19,6 +19,7 @@ COMMANDS = {
     "report": ("aladdin_mpi.cli.report", "report", "Say how a run went."),
     "compare": ("aladdin_mpi.cli.compare", "compare", "Put several runs side by side."),
     "salvage": ("aladdin_mpi.cli.salvage", "salvage", "Save what can be read of damaged logs."),
+    "slurm": ("aladdin_mpi.cli.slurm", "slurm", "Make a job for Slurm, and submit it."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from aladdin_mpi.runtime.options import configure, option_names, option_type
 from aladdin_mpi.runtime.train import check
 from aladdin_mpi.runtime.train import train as run
 
-__all__ = ["train"]
+__all__ = ["parse", "train"]
 
 FROM_FILE = "config_file"
 
@@ -118,11 +118,27 @@ def _yes_no(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _run(config_file: str | None, **flags: object) -> None:
+def parse(arguments: Sequence[str]) -> RunConfig:
+    """Check arguments without training: those of the run and of its algorithm.
+
+    Raises
+    ------
+    ConfigError, click.UsageError
+    """
+    config = _config(**train.make_context("train", list(arguments)).params)
+    configure(config.algorithm, config.algorithm_options)
+    return config
+
+
+def _config(config_file: str | None, **flags: object) -> RunConfig:
     slow = flags["slow_worker"]
     assert isinstance(slow, tuple)
     flags["slow_worker"] = " ".join(slow) or None
-    config = RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
+    return RunConfig.build(flags, Path(config_file) if config_file else None, option_names())
+
+
+def _run(**flags: Any) -> None:
+    config = _config(**flags)
     options = configure(config.algorithm, config.algorithm_options)
     check(config)
     one_host = single_host()

@@ -142,12 +142,15 @@ class VirtualHosts:
     ----------
     names : list of str
         The hosts.
+    addresses : dict of str to str
+        Their addresses.
     rsh : Path
         A script that launchers take for ssh.
     """
 
     def __init__(self, n: int, rate: str | None = None) -> None:
         self.names = [f"h{i}" for i in range(1, n + 1)]
+        self.addresses = {host: f"10.77.0.{i}" for i, host in enumerate(self.names, 1)}
         self._rate = rate
         self._folder = Path()
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
@@ -172,8 +175,8 @@ class VirtualHosts:
         remove_leftovers()
         me = Process.of(os.getpid())
         self._folder = Path(tempfile.mkdtemp(prefix=f"{me.pid}.{me.start}.", dir=STATE))
-        addresses = {host: f"10.77.0.{i}" for i, host in enumerate(self.names, 1)}
-        lines = ["127.0.0.1 localhost", *(f"{a} {host}" for host, a in addresses.items())]
+        pairs = self.addresses.items()
+        lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in pairs)]
         (self._folder / "hosts").write_text("\n".join(lines) + "\n")
         self.rsh = self._folder / "rsh"
         nsenter = shlex.quote(shutil.which("nsenter") or "nsenter")
@@ -189,7 +192,7 @@ class VirtualHosts:
             cables += [f"link add {host} type veth peer name eth0 netns {pid}"]
             cables += [f"link set {host} master bridge0 up"]
         self._batch(SWITCH, "ip", cables)
-        for host, address in addresses.items():
+        for host, address in self.addresses.items():
             self._batch(host, "ip", [f"addr add {address}/24 dev eth0", "link set eth0 up"])
         if self._rate is not None:
             self.set_rate(self._rate)
