@@ -33,7 +33,6 @@ from aladdin_mpi.analysis import spans
 from aladdin_mpi.analysis.load import Run
 from aladdin_mpi.analysis.timeline_rows import PUSH, REPLY, RankRows, Window
 from aladdin_mpi.analysis.trace_events import flow_ends, integers
-from aladdin_mpi.errors import RecordError
 
 __all__ = ["Timeline", "write_timeline"]
 
@@ -75,27 +74,23 @@ def write_timeline(
 
     Raises
     ------
-    RecordError
+    OSError
         The file cannot be written.
     """
     path = Path(path)
     window, timeline = Window(first_s, last_s), Timeline()
     head = {"run": run.name, "algorithm": run.algorithm, "clock_error_us": _clock_error_us(run)}
-    try:
-        with cast(
-            "IO[str]", gzip.open(path, "wt", 3) if path.suffix == ".gz" else path.open("w")
-        ) as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            comma = ""
-            for lines in _Trace(run, window, timeline).blocks():
-                if lines:
-                    file.write(comma + ",\n".join(lines))
-                    comma = ",\n"
-                    timeline.events += len(lines)
-            other = json.dumps({**head, "notes": run.notes})
-            file.write(f'\n],"otherData":{other}}}\n')
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error})") from error
+    compressed = path.suffix == ".gz"
+    with cast("IO[str]", gzip.open(path, "wt", 3) if compressed else path.open("w")) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        comma = ""
+        for lines in _Trace(run, window, timeline).blocks():
+            if lines:
+                file.write(comma + ",\n".join(lines))
+                comma = ",\n"
+                timeline.events += len(lines)
+        other = json.dumps({**head, "notes": run.notes})
+        file.write(f'\n],"otherData":{other}}}\n')
     return timeline
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from aladdin_mpi.cli.errors import writing
+
 __all__ = ["timeline"]
 
 
@@ -29,9 +31,10 @@ def timeline(run: Path, output: Path | None, first: float | None, last: float | 
     found = load_run(run)
     path = output or found.path / "trace.json"
     inf = float("inf")
-    written = write_timeline(
-        found, path, -inf if first is None else first, inf if last is None else last
-    )
+    with writing("-o", path):
+        written = write_timeline(
+            found, path, -inf if first is None else first, inf if last is None else last
+        )
     arrows = ", ".join(f"{n} {kind}" for kind, n in written.arrows.items() if n) or "no"
     click.echo(f"{path}: {written.events} events of {len(found.logs)} rank(s), {arrows} arrows")
     if written.left_out:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import logs
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,13 +18,11 @@ from hypothesis import strategies as st
 from aladdin_mpi.analysis import spans
 from aladdin_mpi.cli.main import main
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.hdf5 import RankFile
-from aladdin_mpi.record.reading import rank_path
 from aladdin_mpi.record.schema import EventKind, Value
 
 pytestmark = pytest.mark.timeout(120)
 
-START, HOST = 5000.0, 'a "host" 100%'
+HOST = 'a "host" 100%'
 OFFSETS = [0.0, 3.0, -2.0]
 """[s] what to add to the clocks of the ranks."""
 
@@ -32,21 +31,19 @@ def call(*args: object) -> Result:
     return CliRunner().invoke(main, ["timeline", *map(str, args)], prog_name="aladdin-mpi")
 
 
-def write(folder: Path, rank: int, rows: dict[str, list[dict[str, Value]]], **attributes) -> None:
+def write(folder: Path, rank: int, rows: dict[str, list[dict[str, Value]]]) -> None:
     """One rank's file; times of rows are rank 0's, since the start."""
-    given = {
-        "rank": rank, "worker": rank - 1, "world_size": 3, "num_workers": 2, "host": HOST,
-        "role": "worker" if rank else "server", "clock_offset_s": OFFSETS[rank],
-        "clock_error_s": 1e-5, "start_clock_s": START - OFFSETS[rank], **attributes,
-    }  # fmt: skip
-    with RankFile(rank_path(folder, rank), given) as file:
-        for name, table in rows.items():
-            for row in table:
-                for column in schema.CLOCK_COLUMNS:
-                    if column in row:
-                        row[column] = float(row[column]) + START - OFFSETS[rank]
-            made = [schema.TABLES[name].row(**row) for row in table]
-            file.append(name, np.array(made, schema.TABLES[name].dtype))
+    start_s = logs.CLOCK_S - OFFSETS[rank]
+    tables = {}
+    for name, table in rows.items():
+        for row in table:
+            for column in schema.CLOCK_COLUMNS:
+                if column in row:
+                    row[column] = float(row[column]) + start_s
+        made = [schema.TABLES[name].row(**row) for row in table]
+        tables[name] = np.array(made, schema.TABLES[name].dtype)
+    offset = {"start_clock_s": start_s, "clock_offset_s": OFFSETS[rank]}
+    logs.write(folder, rank, tables, host=HOST, **offset)
 
 
 def step(iteration: int, start_s: float, step_s: float = 0.01, **parts: Value) -> dict[str, Value]:
