@@ -19,6 +19,7 @@ COMMANDS = {
     "report": ("aladdin_mpi.cli.report", "report", "Say how a run went."),
     "compare": ("aladdin_mpi.cli.compare", "compare", "Put several runs side by side."),
     "timeline": ("aladdin_mpi.cli.timeline", "timeline", "Write a trace of a run, for Perfetto."),
+    "watch": ("aladdin_mpi.cli.watch", "watch", "Show how a run in progress goes."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""
