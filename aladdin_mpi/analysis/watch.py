@@ -309,9 +309,9 @@ def _worker(memory: Memory, workers: Sequence[Memory]) -> WorkerView:
 
 def _remark(memory: Memory, state: str, others: Sequence[Memory]) -> str:
     if state == "stopped":
-        return "did not end in order"
+        return "stopped"
     if state == "finished":
-        return "has finished, waits for the others"
+        return "finished"
     if state != "training":
         return ""
     if not len(memory.steps):
@@ -322,7 +322,7 @@ def _remark(memory: Memory, state: str, others: Sequence[Memory]) -> str:
     own = _work_s(memory)
     rest = [_work_s(m) for m in others if len(m.steps)]
     if rest and own > SLOWER * float(np.median(rest)) > 0:
-        return f"{own / float(np.median(rest)):.1f}× slower than the others"
+        return f"{own / float(np.median(rest)):.1f}× slower"
     return ""
 
 
@@ -340,7 +340,7 @@ def _server(memory: Memory) -> ServerView:
     silent_s = memory.now_s - memory.last_s
     remark = ""
     if memory.log.state == "stopped":
-        remark = "did not end in order"
+        remark = "stopped"
     elif memory.running and silent_s > LAG_S + SILENT_S:
         remark = f"silent for {silent_s:.0f} s"
     return ServerView(

@@ -103,4 +103,4 @@ def _lines(watcher: Watcher, view: View) -> None:
 def _screen(view: View, console: Console) -> RenderableType:
     from aladdin_mpi.cli.watch_screen import screen
 
-    return screen(view, console.width, console.height - 1)
+    return screen(view, console, console.height - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -29,18 +29,17 @@ OVERLOAD = 1.1
 """Iterations per push from which on the link is called overloaded."""
 
 
-def screen(view: View, width: int, height: int) -> RenderableType:
-    """All of it, in as many lines as there are, as far as workers can be left out."""
-    parts: list[RenderableType] = [*_head(view)]
-    evaluations = _evaluations(view)
-    below = [*_servers(view), *_events(view)]
-    rest = len(parts) + (evaluations.row_count + 2 if view.evaluations else 0) + len(below)
-    room = max(3, height - rest - 5)  # a line for the head of the table, its legend, blank lines
+def screen(view: View, console: Console, height: int) -> RenderableType:
+    """All of it, in at most ``height`` lines as far as workers can be left out."""
+    above: list[RenderableType] = [*_head(view)]
     if view.evaluations:
-        parts += [Text(), evaluations]
+        above += [Text(), _evaluations(view)]
+    below = [*_servers(view), *_events(view)]
+    taken = sum(len(console.render_lines(part)) for part in (*above, *below))
+    room = max(3, height - taken - 5)  # a blank line, the head, the legend in two, "and more"
     if view.workers:
-        parts += [Text(), *_workers(view, width, room)]
-    return Group(*parts, *below)
+        above += [Text(), *_workers(view, console.width, room)]
+    return Group(*above, *below)
 
 
 def line(view: View) -> str:
@@ -111,14 +110,15 @@ def _workers(view: View, width: int, room: int) -> Iterator[RenderableType]:
     hosts = len({worker.host for worker in view.workers}) > 1
     remarks = max((len(worker.remark) for worker in shown), default=0)
     names = max(len(worker.host) + 2 if hosts else 0 for worker in shown)
-    bar = min(max(width - 46 - names - min(remarks, 30), BAR[0]), BAR[1])
+    bar = min(max(width - 40 - names - min(remarks, 30), BAR[0]), BAR[1])
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("worker", *(["host"] if hosts else [])):
-        table.add_column(name)
-    for name in ("iterations", "step", "samples/s"):
+        table.add_column(name, no_wrap=True)
+    for name in ("steps", "step", "samples/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("the last seconds", no_wrap=True)
-    table.add_column("")
+    title = "the last seconds"
+    table.add_column(title if bar >= len(title) else "time", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
     for worker in shown:
         late = "bold red" if worker.state in ("training", "stopped") else "dim"
         table.add_row(
@@ -172,9 +172,11 @@ def _events(view: View) -> Iterator[Text]:
     events: Sequence[Event] = view.events
     for event in events:
         text = f"rank {event.rank}: {event.text}"
-        yield Text.assemble((f"{span(event.at_s)}  ", "dim"), text, overflow="ellipsis")
+        yield Text.assemble(
+            (f"{span(event.at_s)}  ", "dim"), text, no_wrap=True, overflow="ellipsis"
+        )
     for note in view.notes:
-        yield Text(note, "yellow")
+        yield Text(note, "yellow", no_wrap=True, overflow="ellipsis")
 
 
 def _who(worker: WorkerView) -> str:
