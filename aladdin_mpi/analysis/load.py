@@ -28,19 +28,7 @@ from aladdin_mpi.record import schema
 from aladdin_mpi.record.reading import open_rank_file
 from aladdin_mpi.record.schema import Column
 
-__all__ = [
-    "DAMAGE",
-    "RankLog",
-    "Run",
-    "describe",
-    "end_values",
-    "load_run",
-    "log_files",
-    "read_rows",
-    "state_of",
-    "usable_rows",
-    "why",
-]
+__all__ = ["DAMAGE", "RankLog", "Run", "load_run", "log_files", "read_rows"]
 
 FRESH_S = 10.0
 """[s] how long ago a file on another host was written at most if its rank still runs."""
@@ -282,7 +270,9 @@ def load_run(path: str | Path) -> Run:
         try:
             run.logs.append(_open(file))
         except DAMAGE as error:
-            run._note([f"{file.name}: cannot be read ({why(error)}); aladdin-mpi salvage may help"])
+            run._note(
+                [f"{file.name}: cannot be read ({_why(error)}); aladdin-mpi salvage may help"]
+            )
     if not run.logs:
         raise RecordError(f"{path}: {run.notes[0]}")
     run.logs.sort(key=lambda log: log.rank)
@@ -312,20 +302,15 @@ def read_rows(log: RankLog, name: str, first: int = 0) -> tuple[np.ndarray, list
 
     Rows whose clock is impossible are damaged and left out.
     """
+    table = schema.TABLES[name]
+    empty = np.empty(0, table.dtype)
     try:
         with open_rank_file(log.path) as file:
             if name not in file:  # of an older schema
-                return np.empty(0, schema.TABLES[name].dtype), []
+                return empty, []
             stored = _read(file[name], first)
     except DAMAGE as error:
-        note = f"{log.path.name}: table {name} cannot be read ({why(error)})"
-        return np.empty(0, schema.TABLES[name].dtype), [note]
-    return usable_rows(log, name, stored)
-
-
-def usable_rows(log: RankLog, name: str, stored: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Rows as they are in a file with this schema's columns, and what was wrong with them."""
-    table = schema.TABLES[name]
+        return empty, [f"{log.path.name}: table {name} cannot be read ({_why(error)})"]
     if stored.dtype == table.dtype:
         rows = stored
     else:
@@ -359,37 +344,21 @@ def _plausible(log: RankLog, rows: np.ndarray) -> np.ndarray:
 
 def _open(path: Path) -> RankLog:
     with open_rank_file(path) as file:
-        return describe(path, file)
-
-
-def describe(path: Path, file: h5py.File) -> RankLog:
-    """What is known of the rank whose file this is.
-
-    Raises
-    ------
-    RecordError
-        It is no log of this package.
-    """
-    attributes = {c.name: _value(c, file.attrs.get(c.name)) for c in schema.ATTRIBUTES}
-    for name in ("rank", "worker", "num_workers", "world_size", "role"):
-        if name not in file.attrs:
-            raise RecordError(f"attribute {name} is not there: no log of this package")
-    counts = {name: len(file[name]) for name in schema.TABLES if name in file}
-    log = RankLog(path, attributes, end_values(file), counts, "")
-    log.state = state_of(log)
+        attributes = {c.name: _value(c, file.attrs.get(c.name)) for c in schema.ATTRIBUTES}
+        for name in ("rank", "worker", "num_workers", "world_size", "role"):
+            if name not in file.attrs:
+                raise RecordError(f"attribute {name} is not there: no log of this package")
+        run = file.get("run", {})
+        end = {
+            c.name: _value(c, run[c.name][()] if c.name in run else None) for c in schema.END_VALUES
+        }
+        counts = {name: len(file[name]) for name in schema.TABLES if name in file}
+    log = RankLog(path, attributes, end, counts, "")
+    log.state = _state(log)
     return log
 
 
-def end_values(file: h5py.File) -> dict[str, Any]:
-    """What is known at the end."""
-    run = file.get("run", {})
-    return {
-        c.name: _value(c, run[c.name][()] if c.name in run else None) for c in schema.END_VALUES
-    }
-
-
-def state_of(log: RankLog) -> str:
-    """``ended``, ``running`` or ``stopped``, by its end values, its process, its file's age."""
+def _state(log: RankLog) -> str:
     if log.end["clean_end"] == 1:
         return "ended"
     if math.isfinite(log.end["end_unix_s"]):
@@ -415,8 +384,7 @@ def _value(column: Column, value: Any) -> Any:
     return float(value) if column.dtype.startswith("f") else int(value)
 
 
-def why(error: BaseException) -> str:
-    """An error of HDF5 in short."""
+def _why(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text.rpartition(": ")[2][:120] or type(error).__name__
 

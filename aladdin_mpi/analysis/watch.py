@@ -89,7 +89,7 @@ class Memory:
     def _take_steps(self, rows: np.ndarray) -> None:
         if not self.iterations:
             self.first_s = float(rows["start_s"][0])
-        self.iterations += len(rows)
+        self.iterations = max(self.iterations + len(rows), int(rows["iteration"][-1]) + 1)
         self.samples += int(rows["samples"].clip(0).sum(dtype=np.int64))
         self.steps = _latest(self.steps, rows)
 

@@ -15,7 +15,7 @@ from aladdin_mpi.errors import RecordError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from aladdin_mpi.analysis.tail import Watcher
+    from aladdin_mpi.analysis.guarded import GuardedWatcher
     from aladdin_mpi.analysis.watch import View
 
 __all__ = ["watch"]
@@ -40,11 +40,11 @@ def watch(run: Path, once: bool, wait: bool) -> None:
     """
     from rich.console import Console
 
-    from aladdin_mpi.analysis.tail import Watcher
+    from aladdin_mpi.analysis.guarded import GuardedWatcher
 
     console = Console(highlight=False)
     try:
-        with Watcher(run) as watcher:
+        with GuardedWatcher(run) as watcher:
             view = _first(watcher, run, wait)
             if once:
                 console.print(_screen(view, console))
@@ -58,7 +58,7 @@ def watch(run: Path, once: bool, wait: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _first(watcher: Watcher, run: Path, wait: bool) -> View:
+def _first(watcher: GuardedWatcher, run: Path, wait: bool) -> View:
     """The first view, as soon as there are files."""
     began, said = time.monotonic(), False
     while True:
@@ -74,7 +74,7 @@ def _first(watcher: Watcher, run: Path, wait: bool) -> View:
         time.sleep(LOOK_S / 4)
 
 
-def _live(watcher: Watcher, view: View, console: Console) -> None:
+def _live(watcher: GuardedWatcher, view: View, console: Console) -> None:
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
@@ -86,7 +86,7 @@ def _live(watcher: Watcher, view: View, console: Console) -> None:
             view = watcher.look()
 
 
-def _lines(watcher: Watcher, view: View) -> None:
+def _lines(watcher: GuardedWatcher, view: View) -> None:
     from aladdin_mpi.cli.watch_screen import line
 
     due = 0.0

@@ -20,6 +20,7 @@ import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from aladdin_mpi.analysis.guarded import GuardedWatcher
 from aladdin_mpi.analysis.load import RankLog, Run
 from aladdin_mpi.analysis.tail import Watcher
 from aladdin_mpi.analysis.watch import Memory, News, View, view
@@ -313,7 +314,7 @@ def test_it_follows_files_while_they_are_written(tmp_path: Path, mode: str) -> N
         one.end()
         shown = watcher.look()
         assert (shown.state, shown.iterations, shown.samples) == ("ended", 5014, 5014)
-        assert watcher.look() == shown
+        assert str(watcher.look()) == str(shown)
 
 
 def test_many_rows_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,3 +447,34 @@ def test_on_another_host_a_quiet_file_is_not_given_up_at_once(tmp_path: Path) ->
         assert watcher.look().state == "running"
         os.utime(path, (old - 60, old - 60))
         assert watcher.look().state == "stopped"
+
+
+def test_a_file_that_hdf5_never_comes_back_from_is_left_out(tmp_path: Path) -> None:
+    logs.served(tmp_path)
+    path = rank_path(tmp_path, 0)
+    raw = bytearray(path.read_bytes())
+    raw[44] ^= 1  # the check sum of the first bytes: HDF5 waits for a writer to put it right
+    path.write_bytes(raw)
+    with GuardedWatcher(tmp_path, limit_s=3) as watcher:
+        shown = watcher.look()
+        assert [w.iterations for w in shown.workers] == [100, 100]
+        assert shown.notes[0] == "rank0000.h5: left out, the process that read it came to no end"
+        assert str(watcher.look()) == str(shown)
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+def test_a_reader_that_dies_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    logs.served(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, aladdin_mpi.analysis.tail as tail\n"
+        "def read(self):\n"
+        f"    os._exit(3) if {how == 'exit'} else os.kill(os.getpid(), 11)\n"
+        "tail.Tail.read = read\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    with pytest.raises(RecordError) as raised, GuardedWatcher(tmp_path) as watcher:
+        watcher.look()
+    expected = "has ended" if how == "exit" else "was ended by signal 11"
+    assert f"rank0002.h5: left out, the process that read it {expected}" in str(raised.value)
