@@ -28,6 +28,7 @@ SLOWER = 1.25
 """How much longer than the others' a worker's own work on a step takes if that is worth a word."""
 
 KEPT_ROWS = 50_000
+LONGEST_S = 1e6
 KEPT = 5
 """Evaluations and events that are shown."""
 
@@ -87,6 +88,7 @@ class Memory:
                 getattr(self, f"_take_{name}")(rows)
 
     def _take_steps(self, rows: np.ndarray) -> None:
+        rows = _sane(rows)
         if not self.iterations:
             self.first_s = float(rows["start_s"][0])
         self.iterations = max(self.iterations + len(rows), int(rows["iteration"][-1]) + 1)
@@ -290,10 +292,12 @@ def _worker(memory: Memory, workers: Sequence[Memory]) -> WorkerView:
     state = log.state if not memory.running else "finished" if memory.left else "training"
     total_s = float(rows["step_s"].sum(dtype=np.float64))
     parts = {
-        name: float(np.nansum(rows[column], dtype=np.float64)) / total_s if total_s > 0 else 0.0
+        name: float(rows[column].sum(dtype=np.float64))
         for column, name in schema.STEP_PARTS.items()
     }
-    parts["other"] = max(0.0, 1 - sum(parts.values())) if total_s > 0 else 0.0
+    parts["other"] = max(0.0, total_s - sum(parts.values()))
+    whole_s = sum(parts.values()) or 1.0
+    parts = {name: part_s / whole_s for name, part_s in parts.items()}
     rate = 0.0
     if len(rows):
         took_s = float(_ends(rows)[-1] - rows["start_s"][0])
@@ -366,7 +370,7 @@ def _recent(memory: Memory) -> np.ndarray:
 def _work_s(memory: Memory) -> float:
     """[s] mean duration of a step without waiting for others."""
     rows = _recent(memory)
-    return _mean(rows["step_s"] - np.nan_to_num(rows["blocked_s"]))
+    return _mean(rows["step_s"] - rows["blocked_s"])
 
 
 def _duration_s(workers: Sequence[Memory]) -> float:
@@ -422,9 +426,18 @@ def _latest(kept: np.ndarray, new: np.ndarray) -> np.ndarray:
     return rows[times > times[-1] - 2 * WINDOW_S - LAG_S]
 
 
+def _sane(steps: np.ndarray) -> np.ndarray:
+    """Without durations that are unknown or impossible: they are 0."""
+    steps = steps.copy()
+    for column in ("step_s", *schema.STEP_PARTS):
+        known = (steps[column] >= 0) & (steps[column] < LONGEST_S)
+        steps[column] = np.where(known, steps[column], 0.0)
+    return steps
+
+
 def _ends(steps: np.ndarray) -> np.ndarray:
     """[s] when steps ended."""
-    return steps["start_s"] + np.nan_to_num(steps["step_s"])
+    return steps["start_s"] + steps["step_s"]
 
 
 def _last(rows: np.ndarray, column: str) -> int:

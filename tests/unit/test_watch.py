@@ -100,6 +100,14 @@ def test_pieces_make_the_same_view() -> None:
     assert whole.epoch == 1
 
 
+def test_impossible_durations_do_no_harm() -> None:
+    bad = steps(0, 4, 1.0, data_s=[-1.0, math.nan, math.inf, 1e30])
+    bad["step_s"] = [0.1, math.nan, 1e30, 0.2]
+    shown = look(4.5, {}, {"steps": bad})
+    assert sum(shown.workers[0].parts.values()) == pytest.approx(1)
+    assert "cc" in text(shown)
+
+
 def test_who_is_late() -> None:
     normal = {"steps": steps(0, 200)}
     shown = look(20.5, {}, normal, {"steps": steps(0, 100, 0.2)})
