@@ -101,11 +101,13 @@ class _Trace:
         self._run, self._window, self._timeline = run, window, timeline
 
     def blocks(self) -> Iterator[list[str]]:
-        """Events, many at a time."""
-        ranks = [RankRows(self._run, log, self._window) for log in self._run.logs]
-        for rank in ranks:
-            yield from rank.blocks()
-        yield from self._arrows(ranks)
+        """Events, many at a time; each start of the run has arrows of its own."""
+        for part in self._run.parts:
+            logs = [log for log in self._run.logs if log.part == part]
+            ranks = [RankRows(self._run, log, self._window) for log in logs]
+            for rank in ranks:
+                yield from rank.blocks()
+            yield from self._arrows(ranks)
 
     def _arrows(self, ranks: list[RankRows]) -> Iterator[list[str]]:
         puts = _all([f for r in ranks for f in r.puts], [*PUSH, "to"])

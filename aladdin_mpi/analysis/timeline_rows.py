@@ -85,10 +85,10 @@ class RankRows:
     # -- workers ----------------------------------------------------------------------------------
 
     def _training(self, log: RankLog) -> Iterator[list[str]]:
-        steps = _of(self._run.steps, log.rank).sort_values("start_s", kind="stable")
+        steps = _of(self._run.steps, log).sort_values("start_s", kind="stable")
         borders = spans.lay_steps(steps)
         start, end = borders[:, 0], borders[:, -1]
-        mixes = _of(self._run.mixes, log.rank)
+        mixes = _of(self._run.mixes, log)
         finish = self._finish(log, end)
         step_of = self._place_mixes(log, mixes, borders, finish)
         keep = self._inside(start, end)
@@ -124,7 +124,7 @@ class RankRows:
 
     def _finish(self, log: RankLog, end: Array) -> tuple[Array, Array] | None:
         """From the last step to the moment when everything was pushed and merged."""
-        events = _of(self._run.events, log.rank)
+        events = _of(self._run.events, log)
         left = events[(events["kind"] == EventKind.LEAVE) & (events["worker"] == log.worker)]
         if not len(left) or not len(end):
             return None
@@ -173,7 +173,7 @@ class RankRows:
         return with_reply + complete(*row, "mix", a[~known], b[~known])
 
     def _sender(self, log: RankLog) -> Iterator[list[str]]:
-        sends = _of(self._run.sends, log.rank)
+        sends = _of(self._run.sends, log)
         queued_s, queue_s = sends["queued_s"].to_numpy(), spans.durations(sends["queue_s"])
         put_s, ack_s = spans.durations(sends["put_s"]), spans.durations(sends["ack_s"])
         begin = queued_s + queue_s
@@ -212,7 +212,7 @@ class RankRows:
     # -- server -----------------------------------------------------------------------------------
 
     def _server(self, log: RankLog) -> Iterator[list[str]]:
-        merges, replies = (_of(t, log.rank) for t in (self._run.merges, self._run.replies))
+        merges, replies = (_of(t, log) for t in (self._run.merges, self._run.replies))
         passes = spans.stacked(merges["time_s"].to_numpy(), spans.durations(merges["merge_s"]))
         copied = replies["time_s"].to_numpy()
         copies = copied - spans.durations(replies["copy_s"]), copied
@@ -239,7 +239,7 @@ class RankRows:
                   floats(replies["send_s"] * 1e6)],
             keep=self._inside(*_inner(copy)),
         )  # fmt: skip
-        arrivals = _of(self._run.arrivals, log.rank)
+        arrivals = _of(self._run.arrivals, log)
         taken = spans.passes_of_pushes(arrivals, merges)
         merged = merge.iloc[taken[taken >= 0]].reset_index(drop=True)
         pushes = arrivals[PUSH].iloc[np.flatnonzero(taken >= 0)].reset_index(drop=True)
@@ -249,7 +249,7 @@ class RankRows:
         yield self._counters(log)
 
     def _counters(self, log: RankLog) -> list[str]:
-        polls = _of(self._run.polls, log.rank)
+        polls = _of(self._run.polls, log)
         at = spans.micro(polls["time_s"].to_numpy())
         keep = self._inside(at, at)
         polls, at = polls[keep], at[keep]
@@ -270,7 +270,7 @@ class RankRows:
         ]
 
     def _evaluations(self, log: RankLog) -> list[str]:
-        evals = _of(self._run.evals, log.rank)
+        evals = _of(self._run.evals, log)
         if not len(evals):
             return []
         until = evals["time_s"].to_numpy()
@@ -286,7 +286,7 @@ class RankRows:
         )  # fmt: skip
 
     def _events(self, log: RankLog) -> list[str]:
-        events = _of(self._run.events, log.rank)
+        events = _of(self._run.events, log)
         at = spans.micro(events["time_s"].to_numpy())
         kinds = {int(kind): kind.name.lower() for kind in EventKind}
         lines = []
@@ -341,12 +341,13 @@ def _merges(merges: pd.DataFrame) -> list[str]:
     return ["merge" if n == 1 else f"merge of {n} pushes" for n in integers(merges["count"])]
 
 
-def _of(frame: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """Rows of one rank; they lie together."""
+def _of(frame: pd.DataFrame, log: RankLog) -> pd.DataFrame:
+    """Rows of one rank and start of the run; those of a rank lie together."""
     index = cast("pd.MultiIndex", frame.index)
-    place = index.levels[0].get_loc(rank)
+    place = index.levels[0].get_loc(log.rank)
     first, last = np.searchsorted(index.codes[0], [place, place + 1])
-    return frame.iloc[first:last]
+    rows = frame.iloc[first:last]
+    return rows[rows["part"] == log.part]
 
 
 def _place(rank: int, tid: int | Array, start: Array, end: Array) -> pd.DataFrame:

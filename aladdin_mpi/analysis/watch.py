@@ -131,9 +131,9 @@ class Memory:
         known = (self.log.end["end_clock_s"], self.last_s, self.log.attributes["start_clock_s"])
         return self.now_s if self.running else next((t for t in known if math.isfinite(t)), 0.0)
 
-    def since_start_s(self, time_s: float, start_s: float) -> float:
+    def since_start_s(self, time_s: float, run: Run) -> float:
         """[s] since the run's start of a time on this rank's clock."""
-        return float(self.log.to_clock_of_rank_0(np.array([time_s]))[0]) - start_s
+        return float(run.seconds(self.log, np.array([time_s]))[0])
 
 
 @dataclass(frozen=True)
@@ -263,19 +263,19 @@ def view(memories: Sequence[Memory], run: Run, notes: Iterable[str] = ()) -> Vie
     if len(workers) < run.num_workers:  # the server knows of all
         samples = max([samples, *(_last(m.polls, "samples_total") for m in memories)])
     if state != "running":
-        took = _duration_s(workers)
+        took = _duration_s(workers, run)
         rate = samples / took if took > 0 else math.nan
-    evaluations = _evaluations(memories, run.start_s)
+    evaluations = _evaluations(memories, run)
     epoch, share = _progress(workers, memories, run, samples)
     events = [
-        Event(m.since_start_s(row["time_s"], run.start_s), m.log.rank, _text(row))
+        Event(m.since_start_s(row["time_s"], run), m.log.rank, _text(row))
         for m in memories
         for row in m.events
     ]
     losses = [_recent(m)["loss"] for m in workers if len(m.steps)]
     return View(
         name=run.name, algorithm=run.algorithm, num_workers=run.num_workers, state=state,
-        at_s=max(m.since_start_s(m.clock_s, run.start_s) for m in memories),
+        at_s=max(m.since_start_s(m.clock_s, run) for m in memories),
         epoch=epoch, epochs=_number(run.config.get("epochs")), share=share,
         left_s=samples * (1 / share - 1) / rate
         if state == "running" and share > 0 and rate > 0 else math.nan,
@@ -373,20 +373,20 @@ def _work_s(memory: Memory) -> float:
     return _mean(rows["step_s"] - rows["blocked_s"])
 
 
-def _duration_s(workers: Sequence[Memory]) -> float:
+def _duration_s(workers: Sequence[Memory], run: Run) -> float:
     """[s] of training."""
     with_steps = [m for m in workers if len(m.steps)]
     if not with_steps:
         return math.nan
-    return max(m.since_start_s(m.last_s, 0) for m in with_steps) - min(
-        m.since_start_s(m.first_s, 0) for m in with_steps
+    return max(m.since_start_s(m.last_s, run) for m in with_steps) - min(
+        m.since_start_s(m.first_s, run) for m in with_steps
     )
 
 
-def _evaluations(memories: Sequence[Memory], start_s: float) -> list[Evaluation]:
+def _evaluations(memories: Sequence[Memory], run: Run) -> list[Evaluation]:
     found = [
         Evaluation(
-            m.since_start_s(row["time_s"], start_s), float(row["epoch"]), float(row["loss"]),
+            m.since_start_s(row["time_s"], run), float(row["epoch"]), float(row["loss"]),
             float(row["accuracy"]),
         )
         for m in memories
