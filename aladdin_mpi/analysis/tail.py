@@ -18,10 +18,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from aladdin_mpi.analysis.load import DAMAGE, RankLog, Run, log_files
+from aladdin_mpi.analysis.load import DAMAGE, RankLog, Run, log_files, plausible
 from aladdin_mpi.analysis.watch import Memory, News, View, view
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record import schema
+from aladdin_mpi.record.reader import clean
 from aladdin_mpi.record.reading import open_rank_file
 from aladdin_mpi.record.schema import Column
 
@@ -31,14 +32,8 @@ TABLES = ("steps", "polls", "merges", "evals", "events")
 BLOCK_ROWS = 100_000
 """Rows read at once of a run that has been going on for long."""
 
-BROKEN = (*DAMAGE, AttributeError, LookupError, ArithmeticError)
-"""What reading a damaged file raises."""
-
 LOST_S = 60.0
 """[s] after which a file on another host, into which nothing is written, is taken for given up."""
-
-POSSIBLE_S = 3.2e7
-"""[s] that the clock of a row may be away from that at the start; others are damaged."""
 
 
 class Tail:
@@ -75,7 +70,7 @@ class Tail:
                 more = any(len(table) == BLOCK_ROWS for table in rows.values())
             self._over = log.state != "running"
             self.problem = ""
-        except BROKEN as error:
+        except DAMAGE as error:
             self.problem = f"{self._path.name}: cannot be read now ({_why(error)})"
             self.close()
         if self._file is not None and (self._over or not self._file.swmr_mode):
@@ -88,7 +83,7 @@ class Tail:
         if file is not None:
             try:
                 file.close()
-            except BROKEN as error:
+            except DAMAGE as error:
                 self.problem = f"{self._path.name}: {_why(error)}"
 
     def _open(self) -> h5py.File:
@@ -202,13 +197,12 @@ def _now_s(log: RankLog) -> float:
 
 
 def _newest(files: list[Path]) -> list[Path]:
-    """Of each rank the file of the last start: ``rank0003.2.h5`` rather than ``rank0003.h5``."""
-    found: dict[str, tuple[int, Path]] = {}
+    """The files of the last start: ``rank0003.2.h5`` rather than ``rank0003.h5``."""
+    parts = []
     for path in files:
-        name = re.fullmatch(r"(rank\d+)(?:\.(\d+))?\.h5", path.name)
-        rank, part = (name.group(1), int(name.group(2) or 0)) if name else (path.name, 0)
-        found[rank] = max(found.get(rank, (-1, path)), (part, path))
-    return [path for _, path in found.values()]
+        name = re.fullmatch(r"rank\d+\.(\d+)\.h5", path.name)
+        parts.append(int(name.group(1)) if name else 0)
+    return [path for path, part in zip(files, parts, strict=True) if part == max(parts)]
 
 
 def _state(log: RankLog) -> str:
@@ -236,23 +230,15 @@ def _usable(log: RankLog, table: schema.Table, stored: np.ndarray) -> np.ndarray
         for column in table.columns:
             known = column.name in (stored.dtype.names or ())
             rows[column.name] = stored[column.name] if known else column.unknown
-    good = np.ones(len(rows), bool)
-    start_s = float(log.attributes["start_clock_s"])
-    for name in schema.CLOCK_COLUMNS:
-        if name in table.names and math.isfinite(start_s):
-            good &= np.abs(rows[name] - start_s) < POSSIBLE_S
-    return rows[good]
+    return rows[plausible(rows, float(log.attributes["start_clock_s"]))]
 
 
 def _value(column: Column, value: Any) -> Any:
     """A stored value as Python's; "unknown" where there is none."""
+    text = column.dtype.startswith("S")
     if value is None:
-        value = b"" if column.dtype.startswith("S") else column.unknown
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if column.dtype.startswith("S"):
-        return str(value)
-    return float(value) if column.dtype.startswith("f") else int(value)
+        return "" if text else column.unknown
+    return clean(value) if text else float(value) if column.dtype[0] == "f" else int(value)
 
 
 def _why(error: BaseException) -> str:

@@ -130,7 +130,7 @@ class _Trace:
         a, b, c, d = (pairs[n].to_numpy() for n in ("start_x", "end_x", "start_y", "end_y"))
         begin, end, good = spans.arrow(a, b, c, d, at)
         self._timeline.left_out += int(len(good) - good.sum())
-        self._timeline.arrows[kind] = int(good.sum())
+        self._timeline.arrows[kind] = self._timeline.arrows.get(kind, 0) + int(good.sum())
         pairs = pairs[good]
         ids = self._window.numbers(len(pairs))
         for phase, side, at in (("s", "x", begin[good]), ("f", "y", end[good])):

@@ -1,4 +1,7 @@
-"""One rank's rows of a timeline, and the places between which arrows may be drawn."""
+"""One rank's rows of a timeline, and the places between which arrows may be drawn.
+
+A run that was started several times goes on in the same rows.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from aladdin_mpi.analysis.load import RankLog, Run
 from aladdin_mpi.record import schema
+from aladdin_mpi.record.reader import clean
 from aladdin_mpi.record.schema import EventKind
 
 __all__ = ["Evaluation", "Event", "Memory", "News", "ServerView", "View", "WorkerView", "view"]
@@ -455,7 +456,7 @@ def _number(value: object) -> float:
 
 def _text(row: np.void) -> str:
     """An event in words."""
-    text: str = row["text"].decode(errors="replace")
+    text: str = clean(row["text"])
     kinds = {int(kind): kind.name.lower().replace("_", " ") for kind in EventKind}
     text = " ".join(text.split()) or kinds.get(int(row["kind"]), f"event {row['kind']}")
     return text if row["worker"] < 0 or "worker" in text else f"worker {row['worker']} {text}"

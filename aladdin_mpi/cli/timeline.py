@@ -36,7 +36,7 @@ def timeline(run: Path, output: Path | None, first: float | None, last: float | 
             found, path, -inf if first is None else first, inf if last is None else last
         )
     arrows = ", ".join(f"{n} {kind}" for kind, n in written.arrows.items() if n) or "no"
-    click.echo(f"{path}: {written.events} events of {len(found.logs)} rank(s), {arrows} arrows")
+    click.echo(f"{path}: {written.events} events of {len(found.ranks)} rank(s), {arrows} arrows")
     if written.left_out:
         found.notes.append(f"{written.left_out} arrow(s) left out: clocks disagree by more")
     for note in found.notes:

@@ -31,7 +31,9 @@ def call(*args: object) -> Result:
     return CliRunner().invoke(main, ["timeline", *map(str, args)], prog_name="aladdin-mpi")
 
 
-def write(folder: Path, rank: int, rows: dict[str, list[dict[str, Value]]]) -> None:
+def write(
+    folder: Path, rank: int, rows: dict[str, list[dict[str, Value]]], **attributes: Value
+) -> None:
     """One rank's file; times of rows are rank 0's, since the start."""
     start_s = logs.CLOCK_S - OFFSETS[rank]
     tables = {}
@@ -43,7 +45,7 @@ def write(folder: Path, rank: int, rows: dict[str, list[dict[str, Value]]]) -> N
         made = [schema.TABLES[name].row(**row) for row in table]
         tables[name] = np.array(made, schema.TABLES[name].dtype)
     offset = {"start_clock_s": start_s, "clock_offset_s": OFFSETS[rank]}
-    logs.write(folder, rank, tables, host=HOST, **offset)
+    logs.write(folder, rank, tables, host=HOST, **offset, **attributes)
 
 
 def step(iteration: int, start_s: float, step_s: float = 0.01, **parts: Value) -> dict[str, Value]:
@@ -179,6 +181,25 @@ def test_messages_between_workers(tmp_path: Path) -> None:
     assert rows == {"training", "sender", "sender 2"}
     found = [(a["args"]["sequence"], b["ts"]) for a, b in tracing.arrows(events, "message")]
     assert found == [(1, 1_009_000), (2, 1_018_000)]
+
+
+def test_a_run_that_was_started_again_goes_on_in_its_rows(tmp_path: Path) -> None:
+    """The numbers of pushes begin anew: arrows stay within one start."""
+    for part in range(2):
+        for rank, tables in enumerate(({
+            "arrivals": [{"time_s": 1.015, "channel": 0, "worker": 0, "sequence": 1,
+                          "iterations": 1, "nonfinite": 0}],
+            "merges": [{"time_s": 1.015, "channel": 0, "version": 1, "count": 1, "merge_s": 0.001}],
+        }, {"steps": [step(0, 1.0)], "sends": [push(1, 1.0095)]})):  # fmt: skip
+            write(tmp_path, rank, tables, part=part, world_size=2, start_unix_s=60.0 * part)
+    result = call(tmp_path)
+    assert "events of 2 rank(s), 2 push arrows" in result.stdout and result.stderr == ""
+    events = tracing.load(tmp_path / "trace.json")
+    assert [e["ts"] for e in tracing.slices(events, "step")] == [1_000_000, 61_000_000]
+    pushes = tracing.arrows(events, "push")
+    assert [(a["ts"], b["ts"]) for a, b in pushes] == [
+        (1_010_500, 1_014_000), (61_010_500, 61_014_000),
+    ]  # fmt: skip
 
 
 def test_damaged_rows_do_no_harm(tmp_path: Path) -> None:

@@ -325,6 +325,19 @@ def test_it_follows_files_while_they_are_written(tmp_path: Path, mode: str) -> N
         assert str(watcher.look()) == str(shown)
 
 
+def test_of_a_run_that_was_started_again_the_last_start_is_shown(tmp_path: Path) -> None:
+    logs.served(tmp_path)
+    for rank in range(2):
+        rows = {"steps": logs.rows("steps", 5 * rank, start_s=5.0, step_s=0.1, iteration=149)}
+        logs.write(
+            tmp_path, rank, rows, part=1, world_size=2, num_workers=1, start_clock_s=4.0
+        )  # fmt: skip
+    with Watcher(tmp_path) as watcher:
+        shown = watcher.look()
+    assert [w.worker for w in shown.workers] == [0], "rank 2 is of the first start"
+    assert (shown.iterations, shown.notes, shown.num_workers) == (150, (), 1)
+
+
 def test_many_rows_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aladdin_mpi.analysis.tail.BLOCK_ROWS", 7)
     logs.served(tmp_path)
