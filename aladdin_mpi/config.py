@@ -93,11 +93,31 @@ class RunConfig(BaseModel):
     seed: int = _field("Run", 0, "the seed that all others are derived from", ge=0, lt=2**63)
     out: Path | None = _field("Run", None, "folder of the run; runs/<time> when not given")
     log: bool = _field("Run", True, "write the timing of every iteration to files")
+    log_variance: int = _field(
+        "Run", 0, "measure how far the workers are apart, every N iterations; 0: never", ge=0
+    )
     progress: Literal["auto", "bar", "lines", "off"] = _field("Run", "auto", "progress display")
     eval_every: int = _field("Run", 1, "epochs between evaluations; 0: only at the end", ge=0)
     eval_batch_size: int = _field("Run", 512, "samples in a batch of an evaluation", ge=1)
     on_nonfinite: Literal["skip", "stop"] = _field("Run", "skip", "what to do about NaN and Inf")
     stall_s: float = _field("Run", 10.0, "name a rank that is silent for so many seconds", gt=0)
+
+    checkpoint_epochs: float = _field(
+        "Checkpoints", 0.0, "make one every N passes over the data; 0: never", ge=0
+    )
+    checkpoint_iterations: int = _field(
+        "Checkpoints", 0, "make one every N iterations of a worker; 0: never", ge=0
+    )
+    checkpoint_minutes: float = _field(
+        "Checkpoints", 0.0, "make one every N minutes; 0: never", ge=0
+    )
+    checkpoint_keep: int = _field("Checkpoints", 2, "complete ones that are kept", ge=1)
+    resume: str = _field(
+        "Checkpoints", "", "auto (in --out, if there is one), or the folder of a run or checkpoint"
+    )
+    time_limit: float = _field(
+        "Checkpoints", 0.0, "minutes until it stops with one, exit code 75; 0: never", ge=0
+    )
 
     slow_worker: dict[int, float] = _field(
         "Computing", {}, "INDEX:FACTOR: sleep so that its computing takes FACTOR times as long"

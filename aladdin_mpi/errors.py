@@ -11,6 +11,7 @@ import os
 
 __all__ = [
     "AladdinError",
+    "CheckpointError",
     "CommunicationError",
     "ConfigError",
     "DataError",
@@ -57,6 +58,10 @@ class NonFiniteError(AladdinError, ArithmeticError):
 
 class CommunicationError(AladdinError, RuntimeError):
     """The other side broke the protocol or has gone."""
+
+
+class CheckpointError(AladdinError, OSError):
+    """A checkpoint cannot be written, read or used for this run."""
 
 
 class RecordError(AladdinError, OSError):

@@ -30,6 +30,7 @@ __all__ = [
     "RequestKind",
     "Send",
     "SendTimes",
+    "Stop",
 ]
 
 MAX_GROUPS = 16
@@ -40,9 +41,9 @@ FRAME_HEADER = np.dtype(
     {
         "names": [
             "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version",
-            "last", "active", "number", "clock", "alpha", "iteration_s", "loss", "rates",
+            "last", "active", "number", "clock", "cut", "alpha", "iteration_s", "loss", "rates",
         ],
-        "formats": ["i8"] * 11 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
+        "formats": ["i8"] * 12 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
         "itemsize": FRAME_HEADER_BYTES,
     }
 )  # fmt: skip
@@ -78,6 +79,10 @@ class Push(NamedTuple):
         The worker's last training loss, NaN when unknown.
     active : int
         Workers that were training when its steps were begun, as far as the worker knew.
+    made : int
+        The worker's iterations in the whole run, those before a restart included.
+    cut : int
+        Number of the checkpoint that the worker made last: its state does not contain this push.
     """
 
     worker: int
@@ -92,6 +97,8 @@ class Push(NamedTuple):
     iteration_s: float = 0.0
     loss: float = float("nan")
     active: int = 1
+    made: int = 0
+    cut: int = 0
 
 
 class Reply(NamedTuple):
@@ -199,6 +206,15 @@ class RequestKind(IntEnum):
     EVALUATION = 4
     STOP = 5
     BYE = 6
+    PREEMPT = 7
+    LENGTH = 8
+
+
+class Stop(IntEnum):
+    """Why everybody should end."""
+
+    ASKED = 1
+    PREEMPTED = 2
 
 
 class Phase(IntEnum):
@@ -274,8 +290,11 @@ class Notice(NamedTuple):
         Samples that all workers, and this worker, have consumed in merged pushes.
     active : int
         Workers still training.
-    stop : bool
-        Somebody asked everybody to stop.
+    stop : int
+        0, or a :class:`Stop`: everybody should end.
+    cut, cut_at : int
+        Number of the checkpoint that every worker should make (0: none yet), and after how many of
+        its iterations (0: at the end of its step).
     """
 
     channel: int
@@ -285,4 +304,6 @@ class Notice(NamedTuple):
     samples: int
     own_samples: int
     active: int
-    stop: bool
+    stop: int
+    cut: int = 0
+    cut_at: int = 0

@@ -155,7 +155,7 @@ def distributed(
     model: str, name: str, options: tuple[str, ...], lr: float, seed: int, epochs: int, out: Path
 ) -> Result:
     """One run of the command line, with a server and 4 workers."""
-    from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+    from aladdin_mpi.record.reading import open_rank_file, rank_path
 
     folder = out / f"{model}-{name.replace(' ', '_').replace(':', '')}-{lr}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)

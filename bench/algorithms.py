@@ -143,7 +143,7 @@ def measure(name: str, seed: int, epochs: int, lr: float) -> Row:
 
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.algorithms.base import Topology
-    from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+    from aladdin_mpi.record.reading import open_rank_file, rank_path
 
     served = find(ALL[name][0]).topology is Topology.SERVER
     with tempfile.TemporaryDirectory() as folder:

@@ -23,12 +23,13 @@ import click
 import numpy as np
 
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.hdf5 import RankFile
+from aladdin_mpi.record.reading import rank_path
 from aladdin_mpi.record.recorder import NullRecorder, Recorder
 
 STEP = (5, 0, 1, 1234.5, *[0.1] * 9, 2.3, 0.01, 64, 0, 1, 3, 0)
 SEND = (5, 0, 1234.5, 0.1, 0.1, 0.1, 1 << 20, 1, 64, 1, 3, 99, -1)
-MIX = (1234.5, 0, 5, 99, 0.8, 2, 0)
+MIX = (1234.5, 0, 5, 99, 0.8, 2, 0, -1)
 EVENT = (1234.5, 4, 1, 5.0, b"rank 3 (worker 2) is silent")
 KINDS = ("off", "swmr", "flush")
 NUMBERS = count()

@@ -108,7 +108,7 @@ def measure(
     """Median step [s], seconds blocked in all, share coalesced, over all workers of one job; and
     what it printed.
     """
-    from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+    from aladdin_mpi.record.reading import open_rank_file, rank_path
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, push, megabytes, emulated_ms, products, steps)

@@ -29,7 +29,7 @@ def measure(name: str, factor: int) -> tuple[str, int, bool, int, int, float, fl
     """One run."""
     from aladdin_mpi.algorithms import REGISTRY
     from aladdin_mpi.algorithms.base import Topology
-    from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+    from aladdin_mpi.record.reading import open_rank_file, rank_path
 
     served = REGISTRY[name].topology is Topology.SERVER
     slow = ["--slow-worker", f"{SLOW}:{factor}"] if factor > 1 else []

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from launching import Started, command, environment
 
-from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 
 RANKS = 3
 ALLOWED_S = 1.0

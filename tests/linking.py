@@ -110,7 +110,7 @@ class Loop:
             number = merged[push.worker] // REPLY_PERIOD
             reply = Reply(number, sum(merged), push.sequence, 0.25)
             self._owed.append((end, push.worker, reply))
-        notice = Notice(end.index, push.sequence, sum(merged), 0, 0, 0, self.num_workers, False)
+        notice = Notice(end.index, push.sequence, sum(merged), 0, 0, 0, self.num_workers, 0)
         self._held.append((push.worker, notice))
 
 

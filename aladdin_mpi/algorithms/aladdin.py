@@ -66,7 +66,7 @@ class Config:
 
 
 class Worker(Stateful):
-    STATE = ("carried",)
+    STATE = ("replies",)
 
     def __init__(self, config: Config, params: FlatParams, num_workers: int) -> None:
         self.cfg = cfg = config

@@ -62,13 +62,12 @@ class AveragingWorker(Stateful):
 
     def _round(self, params: FlatParams, port: PeerPort, trains: bool) -> bool:
         """One round; False where nobody trains any more."""
-        with port.span("push_s"):
-            good = False
-            if trains:
-                self.collect(params)
-                good = not kernels.count_nonfinite(self.mean)
-            if not good:
-                self.mean.fill(0.0)
+        good = False
+        if trains:
+            self.collect(params)
+            good = not kernels.count_nonfinite(self.mean)
+        if not good:
+            self.mean.fill(0.0)
         if trains and not good:
             port.lost("nonfinite_push")
         training, count = port.sum(self.mean, float(trains), float(good))

@@ -120,16 +120,27 @@ def fill(config: Any, presets: dict[str, dict[str, Any]]) -> None:
 class Stateful:
     """What most halves share: a state of the attributes named in ``STATE``, and nothing to do
     before a forward pass or when a worker leaves.
+
+    The state is what a later step depends on after a restart, at which no message is on its way:
+    numbers of messages and waiting workers do not belong to it.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> State:
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.STATE}
+        parts = {name: getattr(self, name) for name in self.STATE}
+        return {
+            name: part.state_dict() if isinstance(part, Stateful) else copy.deepcopy(part)
+            for name, part in parts.items()
+        }
 
     def load_state_dict(self, state: State) -> None:
         for name in self.STATE:
-            setattr(self, name, copy.deepcopy(state[name]))
+            part = getattr(self, name)
+            if isinstance(part, Stateful):
+                part.load_state_dict(state[name])
+            else:
+                setattr(self, name, copy.deepcopy(state[name]))
 
     def before_forward(self, params: FlatParams) -> None:
         """The gradient is taken at the local parameters as they are."""

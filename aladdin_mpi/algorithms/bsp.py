@@ -27,8 +27,6 @@ class Config:
 
 
 class Server(Stateful):
-    STATE = ("active", "arrived", "held", "rates")
-
     def __init__(self, config: Config, num_workers: int) -> None:
         self.active = set(range(num_workers))
         self.arrived: set[int] = set()  # answered in this round

@@ -21,7 +21,7 @@ class GradientWorker(Stateful):
     others may wait for this worker's push.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("clock", "version", "handled")
+    STATE: ClassVar[tuple[str, ...]] = ("clock", "version")
 
     def __init__(self, config: Any, params: FlatParams, num_workers: int) -> None:
         self.pending = PendingGradients(params)
@@ -32,9 +32,10 @@ class GradientWorker(Stateful):
         """Whether to ask for the global parameters with this push, and wait for them."""
         return True
 
-    def take(self, params: FlatParams, reply: Incoming) -> None:
+    def take(self, params: FlatParams, reply: Incoming, port: Port) -> None:
         """Use a reply: ``x ← x̃``."""
-        params.assign(reply.vector)
+        with port.span("mix_s"):
+            params.assign(reply.vector)
 
     def step(
         self, params: FlatParams, local_update: Callable[[], None], port: Port, iteration: int
@@ -53,8 +54,7 @@ class GradientWorker(Stateful):
             reply = port.wait_reply()
             header = reply.header
             if reply.finite:
-                with port.span("mix_s"):
-                    self.take(params, reply)
+                self.take(params, reply, port)
                 self.version = header.version
             else:
                 port.lost("nonfinite_reply")

@@ -122,24 +122,23 @@ class PendingGradients:
         return ready
 
     def collect(self, params: FlatParams, port: Port) -> bool:
-        with port.span("push_s"):
-            if self._ready is None and params.direct:
-                self._ready = self._watch(params, port)
-            if self._frame is not None and self._ready is not None and not self._ready.changed:
-                self._ready.complete()
-                self._whole = not kernels.count_nonfinite(self._frame)
-                finite = self._whole
-                if not finite:
-                    self._abandon(port)
-            else:
+        if self._ready is None and params.direct:
+            self._ready = self._watch(params, port)
+        if self._frame is not None and self._ready is not None and not self._ready.changed:
+            self._ready.complete()
+            self._whole = not kernels.count_nonfinite(self._frame)
+            finite = self._whole
+            if not finite:
                 self._abandon(port)
-                params.add_gradients(self.total)
-                self._empty = False
-                finite = not kernels.count_nonfinite(self.total)
-                if not finite:
-                    self._clear()
-            if self._ready is not None:
-                self._ready.reset()
+        else:
+            self._abandon(port)
+            params.add_gradients(self.total)
+            self._empty = False
+            finite = not kernels.count_nonfinite(self.total)
+            if not finite:
+                self._clear()
+        if self._ready is not None:
+            self._ready.reset()
         return finite
 
     def _abandon(self, port: Port) -> None:

@@ -29,7 +29,7 @@ class Replies(Stateful):
         Number of the last reply mixed in or thrown away; version of the last one mixed in.
     """
 
-    STATE = ("since_ask", "handled", "version", "sequence")
+    STATE = ("since_ask", "version")
 
     def __init__(self, params: FlatParams, period: int, one_outstanding: bool, keep: bool):
         self.period, self.one_outstanding, self.keep = period, one_outstanding, keep

@@ -61,11 +61,10 @@ class Worker(GossipWorker):
         self, params: FlatParams, local_update: Callable[[], None], port: PeerPort, iteration: int
     ) -> None:
         local_update()
-        with port.span("push_s"):
-            if params.difference(self.r, self.vector):  # the local step
-                kernels.add(self.x, self.vector)
-            else:
-                port.lost("nonfinite_push")
+        if params.difference(self.r, self.vector):  # the local step
+            kernels.add(self.x, self.vector)
+        else:
+            port.lost("nonfinite_push")
         n, k = port.num_workers, self.made
         if n > 1:
             self.halved = False

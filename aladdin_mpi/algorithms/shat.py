@@ -38,10 +38,11 @@ class Worker(GradientWorker):
         self.local_update = local_update
         super().step(params, local_update, port, iteration)
 
-    def take(self, params: FlatParams, reply: Incoming) -> None:
+    def take(self, params: FlatParams, reply: Incoming, port: Port) -> None:
         if reply.header.alpha < 1:
             self.local_update()
-        params.mix(reply.header.alpha, reply.vector, None)
+        with port.span("mix_s"):
+            params.mix(reply.header.alpha, reply.vector, None)
 
 
 class Server(AspServer):

@@ -23,7 +23,7 @@ from typing import ClassVar
 from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, check, option
 from aladdin_mpi.algorithms.gradients import GradientWorker
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Incoming
+from aladdin_mpi.core.port import Incoming, Port
 from aladdin_mpi.messages import Action, Apply, Merge, Push, Send
 
 __all__ = ["BoundedServer", "BoundedWorker"]
@@ -50,15 +50,15 @@ class BoundedWorker(GradientWorker):
     def wants_reply(self) -> bool:
         return self.clock - self.known > self.bound
 
-    def take(self, params: FlatParams, reply: Incoming) -> None:
-        super().take(params, reply)
+    def take(self, params: FlatParams, reply: Incoming, port: Port) -> None:
+        super().take(params, reply, port)
         self.known = reply.header.clock
 
 
 class BoundedServer(Stateful):
     """Answers a worker when the slowest has come close enough."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("clocks", "waiting")
+    STATE: ClassVar[tuple[str, ...]] = ("clocks",)
 
     def __init__(self, bound: int, num_workers: int) -> None:
         self.bound, self.num_workers = bound, num_workers

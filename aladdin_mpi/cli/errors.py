@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
-from aladdin_mpi.errors import AladdinError, launch_rank
+from aladdin_mpi.errors import AladdinError, ConfigError, launch_rank
 
-__all__ = ["USER_ERROR", "launcher_value", "run", "single_host"]
+__all__ = ["USER_ERROR", "launcher_value", "run", "single_host", "writing"]
 
 USER_ERROR = 2
 """Exit code of a user's mistake."""
@@ -61,6 +63,17 @@ def run(command: Callable[[], object]) -> None:
         from aladdin_mpi.config import HostError  # pydantic would slow every --help down
 
         _leave(str(error), isinstance(error, HostError))
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write a file that an option names into a user's mistake."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be written ({error.strerror}); name a place that can"
+        ) from None
 
 
 def launcher_value(

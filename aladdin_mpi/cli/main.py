@@ -16,7 +16,12 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("aladdin_mpi.cli.train", "train", "Train a model; start it with mpiexec."),
     "algorithms": ("aladdin_mpi.cli.algorithms", "algorithms", "List the algorithms."),
+    "report": ("aladdin_mpi.cli.report", "report", "Say how a run went."),
+    "compare": ("aladdin_mpi.cli.compare", "compare", "Put several runs side by side."),
+    "salvage": ("aladdin_mpi.cli.salvage", "salvage", "Save what can be read of damaged logs."),
     "slurm": ("aladdin_mpi.cli.slurm", "slurm", "Make a job for Slurm, and submit it."),
+    "timeline": ("aladdin_mpi.cli.timeline", "timeline", "Write a trace of a run, for Perfetto."),
+    "watch": ("aladdin_mpi.cli.watch", "watch", "Show how a run in progress goes."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),
 }
 """Name: module, attribute, one line of help."""

@@ -143,7 +143,7 @@ def _run(**flags: Any) -> None:
     check(config)
     one_host = single_host()
     if one_host:  # on several the ranks could disagree, and some would wait for ever
-        check_out(config.out)
+        check_out(config.out, bool(config.resume))
     run(config, options, one_host)
 
 

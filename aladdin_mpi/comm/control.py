@@ -34,7 +34,7 @@ REQUEST = np.dtype(
     [("kind", "i8"), ("worker", "i8"), ("phase", "i8"), ("phase_s", "f8"), ("steps", "i8"),
      ("channel", "i8"), ("values", "f8", (_VALUES,))]
 )  # fmt: skip
-NOTICE = np.dtype([(n, "?" if n == "stop" else "i8") for n in Notice._fields], align=True)
+NOTICE = np.dtype([(name, "i8") for name in Notice._fields])
 
 
 def pack_request(out: np.ndarray, request: Request) -> None:

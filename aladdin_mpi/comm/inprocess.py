@@ -123,7 +123,7 @@ class _WorkerChannel:
 class _WorkerLink:
     def __init__(self, world: InProcess, worker: int) -> None:
         self.world, self.worker = world, worker
-        self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, False)
+        self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, 0)
         self.notices: deque[Notice] = deque()
         self.phase_since = time.monotonic()
         self.phase, self.steps, self.own_samples = Phase.START, 0, 0

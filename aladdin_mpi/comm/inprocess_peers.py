@@ -148,7 +148,7 @@ class _Channel:
 class _Link:
     def __init__(self, world: InProcessPeers, worker: int) -> None:
         self.world, self.worker = world, worker
-        self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, False)
+        self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, 0)
         self.phase_since = time.monotonic()
         self.phase, self.steps, self.own_samples = Phase.START, 0, 0
         self.channels: list[_Channel] = []

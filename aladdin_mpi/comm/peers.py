@@ -21,7 +21,7 @@ from aladdin_mpi.comm.thread import BUSY_S, IDLE_S, WAITING_S, CommThread
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import CommunicationError, ModelError
-from aladdin_mpi.messages import ChannelSpec, PeerHeader, Request, RequestKind
+from aladdin_mpi.messages import ChannelSpec, PeerHeader, Request, RequestKind, Stop
 
 __all__ = ["PeerChannel", "PeerLink"]
 
@@ -261,7 +261,8 @@ class PeerLink(CommThread):
     def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
         """Send a small message to all; what is for all is for this worker, too."""
         if kind is RequestKind.STOP:
-            self.notice = self.notice._replace(stop=True)
+            self.notice = self.notice._replace(stop=int(Stop.ASKED))
+        if kind in (RequestKind.STOP, RequestKind.PREEMPT):
             super().tell(kind, values)
 
     def open_channel(
@@ -303,7 +304,9 @@ class PeerLink(CommThread):
             if request.kind is RequestKind.BEAT:
                 self._counts[request.worker] = int(request.values[0])
             elif request.kind is RequestKind.STOP:
-                self.notice = self.notice._replace(stop=True)
+                self.notice = self.notice._replace(stop=int(Stop.ASKED))
+            elif request.kind is RequestKind.PREEMPT:
+                self.preempt = True
             elif request.kind is RequestKind.BYE:
                 self.channels[request.channel].has_ended(request)
                 self._gone.add(request.worker)

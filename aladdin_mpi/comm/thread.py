@@ -54,6 +54,10 @@ class CommThread:
         What is known of the others.
     heard_s : dict
         [s] monotonic time of the last word of each listener, by rank.
+    beside : dict of str to MPI.Intracomm
+        The workers, by what :meth:`broadcast_later` and :meth:`sum_later` are for.
+    preempt : bool
+        This rank, or another, was told to stop with a checkpoint.
     phase, phase_since, steps, own_samples
         What the training thread is doing, since when, its iterations and samples; told in
         heartbeats.
@@ -70,12 +74,14 @@ class CommThread:
     ) -> None:
         now = time.monotonic()
         self.comm, self.worker, self.num_workers = comm, worker, num_workers
-        self.notice = Notice(0, 0, 0, 0, 0, 0, num_workers, False)
+        self.notice = Notice(0, 0, 0, 0, 0, 0, num_workers, 0)
         self.phase, self.phase_since, self.steps, self.own_samples = Phase.START, now, 0, 0
         self.heard_s = dict.fromkeys(listeners, now)
         self._listeners = listeners
         self._among_workers = among_workers
-        self._exchanges: list[tuple[MPI.Request, threading.Event]] = []
+        self.beside: dict[str, MPI.Intracomm] = {}
+        self.preempt = False
+        self._exchanges: list[tuple[MPI.Request, Callable[[], None]]] = []
         self._on_failure = on_failure
         # No SimpleQueue: its get(timeout) can wait for ever (seen with CPython 3.11), when the
         # thread loses its core for longer than a short timeout.
@@ -126,11 +132,23 @@ class CommThread:
 
         def start() -> None:
             request = self._among_workers.Iallgather(out, gathered)
-            self._exchanges.append((request, done))
+            self._exchanges.append((request, done.set))
 
         self.post(start)
         done.wait()
         return [row.tobytes().rstrip(b"\0") for row in gathered]
+
+    def broadcast_later(self, what: str, array: np.ndarray, then: Callable[[], None]) -> None:
+        """Worker 0's array to all; ``then`` runs on this thread when it is there.  Collective over
+        the workers, as :meth:`sum_later` is; all make the calls of both for ``what`` in one order.
+        """
+        beside = self.beside[what]
+        self.post(lambda: self._exchanges.append((beside.Ibcast(array, 0), then)))
+
+    def sum_later(self, what: str, array: np.ndarray, then: Callable[[], None]) -> None:
+        """The sum over all workers, in place; ``then`` runs on this thread when it is there."""
+        beside = self.beside[what]
+        self.post(lambda: self._exchanges.append((beside.Iallreduce(MPI.IN_PLACE, array), then)))
 
     # -- communication thread ---------------------------------------------------------------------
 
@@ -153,9 +171,14 @@ class CommThread:
     def _end_together(self, at_end: Callable[[], None], free: Callable[[], None]) -> None:
         """Wait for everybody, polling, and end the thread.  Collective."""
         barrier = self.comm.Ibarrier()
-        while not barrier.Test():
+        while not barrier.Test() or self._exchanges or self._commands:
+            while self._commands:
+                call, args = self._commands.popleft()
+                call(*args)
             self._progress()
             time.sleep(WAITING_S)
+        for comm in self.beside.values():
+            comm.Free()
         at_end()
         free()
         self._ended = True
@@ -186,7 +209,7 @@ class CommThread:
         for exchange in list(self._exchanges):
             if exchange[0].Test():
                 self._exchanges.remove(exchange)
-                exchange[1].set()
+                exchange[1]()
         self._requests.test()
         if time.monotonic() >= self._next_beat and self._requests.idle:
             self.send(RequestKind.BEAT, values=(float(self.own_samples),))

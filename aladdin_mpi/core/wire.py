@@ -100,8 +100,8 @@ class Frame:
             rates[: len(push.rates)] = push.rates
         self.header[0] = (
             push.sequence, push.worker, push.iterations, push.samples, push.handled,
-            push.wants_reply, push.version, push.last, push.active, 0, 0, 0.0, push.iteration_s,
-            push.loss, rates,
+            push.wants_reply, push.version, push.last, push.active, 0, push.made, push.cut, 0.0,
+            push.iteration_s, push.loss, rates,
         )  # fmt: skip
         self._trailer[0] = push.sequence
 
@@ -110,8 +110,8 @@ class Frame:
         h = self.header[0].item()
         return Push(
             sequence=h[0], worker=h[1], iterations=h[2], samples=h[3], handled=h[4],
-            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], iteration_s=h[12],
-            loss=h[13], rates=tuple(h[14][:num_rates].tolist()),
+            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], made=h[10],
+            cut=h[11], iteration_s=h[13], loss=h[14], rates=tuple(h[15][:num_rates].tolist()),
         )  # fmt: skip
 
     def write_reply(self, reply: Reply) -> None:

@@ -34,35 +34,12 @@ from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record import layout, schema
 from aladdin_mpi.record.schema import Value
 
-__all__ = ["RankFile", "open_rank_file", "rank_path"]
+__all__ = ["RankFile"]
 
 RESERVE_BYTES = 64 * 1024  # for HDF5's own bookkeeping of one batch, and for closing
 RESERVE_STEP_BYTES = 256 * 1024  # reserved at once, so that few batches need the system call
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")  # SWMR is not reliable there
 CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
-
-def rank_path(folder: str | Path, rank: int) -> Path:
-    """Where ``rank`` writes: ``folder/rank0003.h5``."""
-    return Path(folder) / f"rank{rank:04d}.h5"
-
-
-def open_rank_file(path: str | Path) -> h5py.File:
-    """Open a rank's file for reading: finished, still being written, or left by a killed process.
-
-    Raises
-    ------
-    RecordError
-        There is no such file, or it is not readable.
-    """
-    last: Exception | None = None
-    for locking in (None, False):  # a file system without locks, or a writer that holds one
-        for swmr in (False, True):  # a file not closed by its writer opens only as SWMR reader
-            try:
-                return h5py.File(path, "r", swmr=swmr, locking=locking)
-            except (OSError, RuntimeError, ValueError) as error:
-                last = error
-    raise RecordError(f"cannot read {path}: {layout.one_line(last)}") from last
 
 
 class RankFile:

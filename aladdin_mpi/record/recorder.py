@@ -87,7 +87,7 @@ class NullRecorder:
 
     Attributes
     ----------
-    steps, sends, mixes, polls, arrivals, merges, replies, evals, events, user : callable
+    steps, sends, mixes, polls, arrivals, merges, replies, evals, spreads, events, user : callable
         Each takes one row as a tuple, in the order of the columns of the table of that name.
     rows_lost : int
         Rows dropped after a failed write.
@@ -103,6 +103,7 @@ class NullRecorder:
     merges: Push
     replies: Push
     evals: Push
+    spreads: Push
     events: Push
     user: Push
 

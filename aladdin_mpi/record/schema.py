@@ -20,6 +20,7 @@ import numpy as np
 __all__ = [
     "ARRIVALS",
     "ATTRIBUTES",
+    "CLOCK_COLUMNS",
     "END_VALUES",
     "EVALS",
     "EVENTS",
@@ -30,7 +31,9 @@ __all__ = [
     "REPLIES",
     "SCHEMA_VERSION",
     "SENDS",
+    "SPREADS",
     "STEPS",
+    "STEP_PARTS",
     "TABLES",
     "USER",
     "Column",
@@ -176,7 +179,9 @@ STEPS = Table(
         Column("data_s", "f4", "s", "waiting for the batch"),
         Column("compute_s", "f4", "s", "forward and backward pass"),
         Column("optimizer_s", "f4", "s", "local optimizer"),
-        Column("push_s", "f4", "s", "making the update and handing it over"),
+        Column(
+            "push_s", "f4", "s", "rest of the algorithm's step: making the update, handing it over"
+        ),
         Column("blocked_s", "f4", "s", "waiting for another rank"),
         Column("mix_s", "f4", "s", "mixing a reply into the local parameters"),
         Column("forward_s", "f4", "s", "forward pass; NaN: not measured apart"),
@@ -191,6 +196,16 @@ STEPS = Table(
     ),
     ("worker",),
 )
+
+STEP_PARTS: dict[str, str] = {
+    "data_s": "data",
+    "compute_s": "compute",
+    "optimizer_s": "optimizer",
+    "push_s": "push",
+    "blocked_s": "blocked",
+    "mix_s": "mix",
+}
+"""Columns of ``steps`` that a step is split into, and what they are called; the rest is "other"."""
 
 SENDS = Table(
     "sends",
@@ -224,6 +239,7 @@ MIXES = Table(
         Column("alpha", "f4", "1", "mixing weight"),
         Column("lag_iterations", "i4", "1", "steps from the push named by the reply to the mix"),
         Column("discarded", "i1", "1", "1: thrown away because it was not finite"),
+        Column("origin", "i4", "1", "worker that it came from; -1: the server"),
     ),
     ("worker",),
 )
@@ -311,6 +327,19 @@ EVALS = Table(
     ("worker", "server"),
 )
 
+SPREADS = Table(
+    "spreads",
+    "one row per measurement of how far the workers' parameters are apart, by worker 0",
+    (
+        TIME,
+        Column("iteration", "i8", "1", "iteration of worker 0 after which it was called"),
+        Column("workers", "i4", "1", "workers that took part: those still training"),
+        Column("variance", "f8", "1", "of a parameter over the workers, mean of all parameters"),
+        Column("mean_square", "f8", "1", "square of the workers' mean, mean of all parameters"),
+    ),
+    ("worker",),
+)
+
 EVENTS = Table(
     "events",
     "one row per rare event",
@@ -338,10 +367,13 @@ USER = Table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        STEPS, SENDS, MIXES, POLLS, ARRIVALS, MERGES, REPLIES, EVALS, EVENTS, USER,
+        STEPS, SENDS, MIXES, POLLS, ARRIVALS, MERGES, REPLIES, EVALS, SPREADS, EVENTS, USER,
     )
 }  # fmt: skip
 """All tables by name, in the order in which they are created."""
+
+CLOCK_COLUMNS = ("time_s", "start_s", "queued_s")
+"""Columns that are the monotonic clock of the rank that wrote the row; others are durations."""
 
 ATTRIBUTES: tuple[Column, ...] = (
     Column("schema_version", "i4", "1", "version of this schema"),
@@ -362,6 +394,8 @@ ATTRIBUTES: tuple[Column, ...] = (
     Column("start_clock_s", "f8", "s", "monotonic clock of this rank when the file was created"),
     Column("clock_offset_s", "f8", "s", "to add to this clock to get that of rank 0, at start"),
     Column("clock_error_s", "f8", "s", "uncertainty of clock_offset_s"),
+    Column("part", "i4", "1", "how often the run had been started before, in the same folder"),
+    Column("job", "S", "text", "what the scheduler says of the job (Slurm), JSON"),
     Column("mode", "S", "text", "how the file was written: swmr or flush"),
     Column("locking", "i1", "1", "1: with file locks, 0: without"),
 )

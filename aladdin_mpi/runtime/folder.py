@@ -19,16 +19,20 @@ DEFAULT_OUT = Path("runs")
 MODEL_FILE = "model.pt"
 
 
-def check_out(out: Path | None) -> None:
+def check_out(out: Path | None, again: bool = False) -> None:
     """Raise a :class:`HostError` where the folder ``out`` (None: ``runs``) cannot take a run.
 
-    Nothing is left behind: a folder is made in the nearest one that exists, and removed.
+    ``again``: the run may go on in it.  Nothing is left behind: a folder is made in the nearest one
+    that exists, and removed.
     """
     folder = out if out is not None else DEFAULT_OUT
     nearest = folder
     try:
-        if out is not None and any(out.glob("rank*.h5")):
-            raise HostError(f"--out {out}: holds the logs of another run; name a new folder")
+        if out is not None and not again and any(out.glob("rank*.h5")):
+            raise HostError(
+                f"--out {out}: holds the logs of another run; name a new folder, or go on with "
+                "--resume auto"
+            )
         while not nearest.exists() and nearest != nearest.parent:
             nearest = nearest.parent
         with tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest):

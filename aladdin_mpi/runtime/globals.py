@@ -7,17 +7,19 @@ meanwhile.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import aligned_zeros
-from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.core.wire import Frame, FrameLayout
+from aladdin_mpi.errors import CheckpointError
 from aladdin_mpi.messages import Action, Apply, ChannelSpec, Hold, Merge, Push, Send
 
 __all__ = ["PIECE", "GlobalModel", "Handled", "Pass"]
@@ -103,6 +105,54 @@ class GlobalModel:
         self._sum: np.ndarray | None = None
         self._velocity: np.ndarray | None = None
 
+    def read(self, frame: Frame) -> Push:
+        """The header of a push."""
+        return frame.read_push(self._num_rates)
+
+    def copy(self) -> GlobalModel:
+        """A model of its own with the same values, of whose pushes none is held."""
+        other = GlobalModel(
+            self._spec, FrameLayout(*self._spec[3:6]).new_frame(), copy.deepcopy(self.rules),
+            len(self.last_merged), self._between,
+        )  # fmt: skip
+        self.copy_to(other.frame)
+        other.version, other.last_merged = self.version, list(self.last_merged)
+        if self._sum is not None:
+            for mine, its in zip(self._accumulator(), other._accumulator(), strict=True):
+                for a, b in self._pieces():
+                    kernels.copy(its, mine, a, b)
+                    self._between()
+        return other
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: parameters, buffers, version, accumulators, the algorithm's."""
+        return {
+            "params": self.frame.params, "floats": self.frame.floats, "counts": self.frame.counts,
+            "version": self.version, "sum": self._sum, "velocity": self._velocity,
+            "rules": self.rules.state_dict(),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`; ``rules`` is left out where it was made for other workers.
+
+        Raises
+        ------
+        CheckpointError
+            It is another model's.
+        """
+        if [len(state[part]) for part in ("params", "floats", "counts")] != list(self._spec[3:6]):
+            raise CheckpointError("--resume: the checkpoint was made with another model")
+        np.copyto(self.frame.params, state["params"])
+        np.copyto(self.frame.floats, state["floats"])
+        np.copyto(self.frame.counts, state["counts"])
+        self.version = state["version"]
+        if state["sum"] is not None:
+            total, velocity = self._accumulator()
+            np.copyto(total, state["sum"])
+            np.copyto(velocity, state["velocity"])
+        if "rules" in state:
+            self.rules.load_state_dict(state["rules"])
+
     def handle(self, frames: Sequence[Frame]) -> tuple[list[Handled], dict[int, Send], list[Pass]]:
         """Merge pushes in the order given, or as the algorithm says.
 
@@ -116,7 +166,7 @@ class GlobalModel:
         """
         turn = _Turn()
         for frame in frames:
-            push = frame.read_push(self._num_rates)
+            push = self.read(frame)
             self._held[push.worker] = held = _Held(frame, push, self._nonfinite(frame.params))
             actions = self.rules.on_push(push)
             self._obey(turn, actions, push.worker)

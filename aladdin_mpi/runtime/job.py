@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,29 @@ from aladdin_mpi.algorithms.base import Algorithm
 from aladdin_mpi.core import kernels
 from aladdin_mpi.errors import AladdinError, RecordError
 from aladdin_mpi.messages import Phase
-from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.hdf5 import RankFile
+from aladdin_mpi.record.reading import next_part, rank_path
 from aladdin_mpi.record.recorder import NullRecorder, Recorder
 from aladdin_mpi.record.schema import EventKind
+from aladdin_mpi.runtime.checkpoint import Writer
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.crash import guard
+from aladdin_mpi.runtime.cuts import Plan, signals
 from aladdin_mpi.runtime.progress import Progress, choose
+from aladdin_mpi.runtime.restart import Restart, describe, find, locate
 from aladdin_mpi.runtime.server import ServerLoop
+from aladdin_mpi.runtime.servercuts import ServerCuts
+from aladdin_mpi.runtime.state import from_plain
 
 __all__ = ["Job", "Settings", "connect", "connect_peers", "serve", "start"]
+
+
+SLURM = (
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS",
+    "SLURM_RESTART_COUNT", "SLURMD_NODENAME", "SLURM_PROCID", "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+)  # fmt: skip
+"""What is kept of a scheduler's environment."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Settings:
     out: Path | None = None
     seed: int = 0
     log: bool = True
+    log_variance: int = 0
     on_nonfinite: str = "skip"
     progress: str = "auto"
     stall_s: float = 10.0
@@ -51,6 +66,8 @@ class Settings:
     config_text: str = ""
     samples_total: int = 0
     description: str = ""
+    plan: Plan = field(default_factory=Plan)
+    resume: str = ""
     slow_worker: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -67,6 +84,8 @@ class Job:
         [s] what to add to this rank's clock to get rank 0's, and its uncertainty.
     progress : Progress
         What this rank shows.
+    restart : Restart or None
+        Where the run goes on from.
     """
 
     def __init__(self, comm: Any, roles: Any, folder: Path) -> None:
@@ -74,6 +93,17 @@ class Job:
         self.recorder: NullRecorder = NullRecorder()
         self.offset = (0.0, 0.0)
         self.progress = Progress("off", 0, "")
+        self.restart: Restart | None = None
+
+    def writer(self, keep: int) -> Writer:
+        """What writes this rank's parts of checkpoints."""
+        roles = self.roles
+
+        def written(number: int, seconds: float) -> None:
+            text = f"checkpoint {number}"
+            self.recorder.event(EventKind.CHECKPOINT, roles.worker, seconds, text)
+
+        return Writer(self.folder, roles.rank, roles.size, keep, written, self.say)
 
     def say(self, text: str) -> None:
         """Show a line of this rank to the user."""
@@ -100,11 +130,15 @@ class Job:
         guard.disarm()
 
 
-def start(settings: Settings, servers: int) -> Job:
+def start(settings: Settings, servers: int, algorithm: str) -> Job:
     """Initialize MPI and everything that a rank needs.  Collective over all ranks.
 
     ``servers`` ranks serve, 0 or 1.
     """
+    asked = 0
+    if settings.resume:
+        folder, asked = locate(settings.resume, settings.out)
+        settings = replace(settings, out=folder)
     _limit_threads_early(settings)
     from aladdin_mpi.comm import roles as comm_roles
 
@@ -117,14 +151,33 @@ def start(settings: Settings, servers: int) -> Job:
     comm_roles.one_per_node_first(comm, kernels.warm_up)
     job = Job(comm, roles, _folder(comm, settings))
     job.offset = comm_roles.clock_offset(comm)
+    if settings.resume:
+        job.restart = find(
+            comm, job.folder, asked, settings.resume != "auto",
+            lambda size: _part_of(roles, size, servers), algorithm, servers, job.say,
+        )  # fmt: skip
+        if job.restart is not None and roles.rank == 0:
+            job.say(describe(job.restart, job.folder, len(roles.workers), servers))
+    part = comm.bcast(next_part(job.folder) if settings.resume and roles.rank == 0 else 0, 0)
     error: AladdinError | None = None
     try:
-        job.recorder = _recorder(job, settings, comm_roles.library())
+        job.recorder = _recorder(job, settings, comm_roles.library(), part)
     except AladdinError as problem:
         error = problem
     comm_roles.agree(comm, error)
     guard.before_failing(lambda: job.recorder.close(False))
+    if job.restart is not None:
+        number = job.restart.number
+        job.recorder.event(EventKind.RESUME, roles.worker, number, f"from checkpoint {number}")
     return job
+
+
+def _part_of(roles: Any, size: int, servers: int) -> tuple[int, bool]:
+    """Whose part of a checkpoint of ``size`` ranks this rank takes, and whether it is its own."""
+    if roles.worker < 0:
+        return roles.rank, True
+    own = servers + roles.worker < size
+    return servers + (roles.worker if own else 0), own
 
 
 def _limit_threads_early(settings: Settings) -> None:
@@ -166,7 +219,7 @@ def _folder(comm: Any, settings: Settings) -> Path:
     return Path(comm.bcast(folder, 0)).absolute()
 
 
-def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
+def _recorder(job: Job, settings: Settings, library: str, part: int) -> NullRecorder:
     if not settings.log:
         return NullRecorder()
     roles = job.roles
@@ -185,13 +238,15 @@ def _recorder(job: Job, settings: Settings, library: str) -> NullRecorder:
         "num_workers": len(roles.workers),
         "run": job.folder.name,
         "device": device,
-        "config": settings.config_text or settings.description,
+        "config": settings.config_text,
         "versions": json.dumps(versions),
         "commit": _commit(),
         "clock_offset_s": job.offset[0],
         "clock_error_s": job.offset[1],
+        "part": part,
+        "job": json.dumps({name: os.environ[name] for name in SLURM if name in os.environ}),
     }
-    return Recorder(RankFile(rank_path(job.folder, roles.rank), attributes))
+    return Recorder(RankFile(rank_path(job.folder, roles.rank, part), attributes))
 
 
 def _commit() -> str:
@@ -207,8 +262,10 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> None:
-    """The server's whole life, until all workers have ended."""
+def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bool:
+    """The server's whole life, until all workers have ended; returns whether the run was preempted
+    and is to be started again.
+    """
     from aladdin_mpi.comm.receiver import ServerLink
 
     roles = job.roles
@@ -218,19 +275,47 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> No
     workers = len(roles.workers)
     progress = Progress(choose(settings.progress), settings.samples_total, roles.who)
     link = ServerLink(job.comm.Dup(), list(roles.workers))
+    restart = job.restart
+    cuts = ServerCuts(
+        settings.plan, job.writer(settings.plan.keep), "lockstep" in algorithm.traits,
+        restart.number if restart else 0, workers, algorithm.name, settings.description,
+    )  # fmt: skip
+    resumed = None if restart is None else _for_server(restart, workers)
+    if resumed is not None:
+        cuts.restore(resumed)
     loop = ServerLoop(
         link, workers, lambda spec: make(config, workers), job.recorder, progress,
-        settings.on_nonfinite, settings.stall_s,
+        settings.on_nonfinite, settings.stall_s, cuts, resumed,
     )  # fmt: skip
+    signals.call(loop.preempt)
     loop.serve()
+    cuts.wait()
     job.measure_end()
     link.free()
     progress.close()
     models = loop.models
     job.end(
         samples=loop.samples, version=models[0].version if models else 0,
-        pushes=sum(sum(model.last_merged) for model in models), reason="all workers have ended",
+        pushes=sum(sum(model.last_merged) for model in models),
+        reason="preempted" if loop.preempted else "all workers have ended",
     )  # fmt: skip
+    return loop.preempted
+
+
+def _for_server(restart: Restart, workers: int) -> dict[str, Any]:
+    """The server's part; with another number of workers, the algorithm begins afresh."""
+    state = dict(restart.state)
+    if not restart.same:
+        then = len(state["worker_samples"])
+        share, rest = divmod(restart.seen, workers)
+        state["worker_samples"] = [share + (i < rest) for i in range(workers)]
+        state["made"] = [sum(state["made"]) // then] * workers
+        state["channels"] = [
+            {name: value for name, value in channel.items() if name != "rules"}
+            for channel in state["channels"]
+        ]
+    state["channels"] = [from_plain(channel) for channel in state["channels"]]
+    return state
 
 
 def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]:
@@ -242,6 +327,8 @@ def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]
     link = WorkerLink(
         job.comm.Dup(), roles.server, roles.worker, len(roles.workers), guard.fail, among
     )
+    if settings.log_variance:
+        link.beside["spread"] = among.Dup()
     _watch(job, settings, link, {roles.server: f"the server (rank {roles.server})"})
     return link, StepClock(link, len(roles.workers), evenly)
 
@@ -251,6 +338,9 @@ def connect_peers(job: Job, settings: Settings, evenly: bool) -> tuple[Any, Step
     from aladdin_mpi.comm.peers import PeerLink
 
     link = PeerLink(job.comm.Dup(), guard.fail)
+    link.beside["cuts"] = job.comm.Dup()
+    if settings.log_variance:
+        link.beside["spread"] = job.comm.Dup()
     clock = StepClock(link, job.roles.size, evenly)
     if job.roles.worker == 0:
         _watch(job, settings, link, {other: f"worker {other}" for other in link.others})

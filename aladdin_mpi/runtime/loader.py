@@ -82,10 +82,14 @@ class PartitionedLoader:
         self._clock, self._should_stop = clock, should_stop
         self._num_workers, self._shared = num_workers, shared
         self._epoch = 0
+        self._resume_at = self._resume_taken = 0
         self._base: int | None = None  # samples of the run before epoch 0 of this loader
+        self._taken = 0  # samples of this worker in the epoch at hand
+        self._before_first: Callable[[], None] | None = None
         self._sampler = self._make_sampler(loader, worker, num_workers, seed, shared)
         self._loader = loader if self._sampler is None else self._rebuild(loader, self._sampler)
         self._keep_fork_away(self._loader)
+        self.length = 0 if self._sampler is None else self._sampler.length
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
 
@@ -146,15 +150,34 @@ class PartitionedLoader:
         share = -(-self._sampler.length // self._num_workers)
         return share // size if self._loader.drop_last else -(-share // size)
 
+    def state_dict(self) -> dict[str, int]:
+        """Where this loader is: ``epoch`` is the one at hand, from 0."""
+        return {
+            "epoch": self._epoch - 1, "taken": self._taken,
+            "base": -1 if self._base is None else self._base,
+        }  # fmt: skip
+
+    def resume(self, state: dict[str, int], before_first: Callable[[], None]) -> None:
+        """Go on where a loader with this state was: earlier epochs yield nothing, and that one the
+        samples that are left of it.  ``before_first`` is called before the first batch.
+        """
+        self._resume_at, self._resume_taken = state["epoch"], state["taken"]
+        self._base = None if state["base"] < 0 else state["base"]
+        self._before_first = before_first
+
     def set_epoch(self, epoch: int) -> None:
         """The next pass is epoch ``epoch`` (by default each pass is the next one)."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         clock, sampler = self._clock, self._sampler
+        if self._epoch < self._resume_at:
+            self._epoch += 1
+            return
+        self._taken = self._resume_taken if self._epoch == self._resume_at else 0
         clock.epoch = self._epoch
         if sampler is not None:
-            sampler.epoch = self._epoch
+            sampler.epoch, sampler.skip = self._epoch, self._taken
         for part in (self.dataset, self._loader.sampler):
             if part is not sampler and hasattr(part, "set_epoch"):
                 part.set_epoch(self._epoch)
@@ -168,10 +191,15 @@ class PartitionedLoader:
             if shared and clock.seen_samples() - self._base >= self._epoch * sampler.length:  # type: ignore[operator, union-attr]
                 break
             clock.fetching()
+            if self._before_first is not None:
+                self._before_first()
+                self._before_first = None
             try:
                 batch = next(batches)
             except StopIteration:
                 break
-            clock.fetched(batch_length(batch))
+            length = batch_length(batch)
+            self._taken += length
+            clock.fetched(length)
             yield batch
         clock.phase(Phase.COMPUTE)

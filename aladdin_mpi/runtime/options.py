@@ -13,8 +13,9 @@ from aladdin_mpi.algorithms import REGISTRY, find
 from aladdin_mpi.algorithms.base import flag
 from aladdin_mpi.comm.libraries import horovod_problem
 from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.runtime.cuts import Plan
 
-__all__ = ["check_slow", "configure", "option_names", "option_type"]
+__all__ = ["check_plan", "check_slow", "configure", "option_names", "option_type"]
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {int: "must be a whole number", float: "must be a number", bool: "must be yes or no"}
@@ -93,6 +94,25 @@ def check_slow(given: Mapping[Any, Any]) -> dict[int, float]:
                 "of at least 1, such as 3:10"
             )
     return found
+
+
+def check_plan(
+    epochs: float, iterations: int, minutes: float, keep: int, time_limit: float
+) -> Plan:
+    """When to make checkpoints, checked.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for name, value, least in (
+        ("checkpoint_epochs", epochs, 0), ("checkpoint_iterations", iterations, 0),
+        ("checkpoint_minutes", minutes, 0), ("checkpoint_keep", keep, 1),
+        ("time_limit", time_limit, 0),
+    ):  # fmt: skip
+        if not (isinstance(value, int | float) and value >= least and math.isfinite(value)):
+            raise ConfigError(f"{flag(name)} {value}: must be a number of at least {least}")
+    return Plan(float(epochs), int(iterations), float(minutes), int(keep), float(time_limit))
 
 
 def _convert(where: str, value: object, kind: type) -> object:

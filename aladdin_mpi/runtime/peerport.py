@@ -75,12 +75,10 @@ class PeerPort(TimedPort):
         return self._blocked()
 
     def try_send(self, to: int, write: Callable[[np.ndarray], None], header: PeerHeader) -> bool:
-        start = time.monotonic()
         self._end.use_messages()
         sent = self._end.try_send(to, write, header)
         self.coalesced = not sent
         self.sent_iterations = int(sent)
-        self.times["push_s"] += time.monotonic() - start
         return sent
 
     def take(self) -> PeerIncoming | None:
@@ -114,7 +112,7 @@ class PeerPort(TimedPort):
 
     def absorbed(self, header: PeerHeader, weight: float, lag: int, *, discarded: bool) -> None:
         row = (time.monotonic(), self._index, header.sequence, -1, weight, lag, discarded)
-        self._recorder.add("mixes", row)
+        self._recorder.add("mixes", (*row, header.worker))
 
     def settle(self) -> None:
         """Average the buffers of all workers; of counters, take the largest.  Collective."""

@@ -34,10 +34,11 @@ class TimedPort:
         self._index, self._link, self._clock, self._recorder = index, link, clock, recorder
         self._on_lost = on_lost
         self.worker = link.worker
-        self.times = {"push_s": 0.0, "blocked_s": 0.0, "mix_s": 0.0}
+        self.times = {"blocked_s": 0.0, "mix_s": 0.0}
         self.sent_iterations = 0
         self.coalesced = False
         self.iteration_mean_s = 0.0
+        self.cut = 0  # the checkpoint that this worker made its part of last
 
     def close(self) -> None:
         """Everybody has finished."""
@@ -95,12 +96,10 @@ class WorkerPort(TimedPort):
     def try_push(
         self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object
     ) -> int:
-        start = time.monotonic()
         sequence = 0
         if self._end.in_flight() < min(limit, self.slots):
             sequence = self._write(write, iterations, header)
         self.coalesced = sequence == 0
-        self.times["push_s"] += time.monotonic() - start
         return sequence
 
     def _write(
@@ -115,7 +114,8 @@ class WorkerPort(TimedPort):
         clock, sequence = self._clock, self._end.next_sequence
         push = Push(
             self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
-            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active, **header,  # type: ignore[arg-type]
+            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active,
+            made=clock.iteration + 1, cut=self.cut, **header,  # type: ignore[arg-type]
         )  # fmt: skip
         self._active = self._link.notice.active
         self._meta[sequence] = (iterations, clock.samples, push.wants_reply, push.version)
@@ -168,7 +168,7 @@ class WorkerPort(TimedPort):
 
     def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
         row = (time.monotonic(), self._index, reply.number, reply.version, reply.alpha)
-        self._recorder.add("mixes", (*row, lag_iterations, discarded))
+        self._recorder.add("mixes", (*row, lag_iterations, discarded, -1))
 
     def _sent(self, times: SendTimes, notice: Notice) -> None:
         """Log an acknowledged push (communication thread)."""

@@ -62,9 +62,8 @@ class RangeReducer:
         ready = self._ready
         early = ready.announced
         self._contribute = contribute
-        with port.span("push_s"):
-            changed = ready.changed or bool(early and not contribute)
-            ready.complete()
+        changed = ready.changed or bool(early and not contribute)
+        ready.complete()
         with port.waits():
             self._flags[:] = contribute, changed, self._square
             self._end.start_sum(self._flags).wait()

@@ -10,14 +10,26 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.errors import NonFiniteError
-from aladdin_mpi.messages import ChannelSpec, Notice, Phase, Push, Reply, Request, RequestKind, Send
+from aladdin_mpi.messages import (
+    ChannelSpec,
+    Notice,
+    Phase,
+    Push,
+    Reply,
+    Request,
+    RequestKind,
+    Send,
+    Stop,
+)
 from aladdin_mpi.record.schema import EventKind, Row
 from aladdin_mpi.runtime.globals import GlobalModel
 from aladdin_mpi.runtime.links import Recording, ServerEnd, ServerLinkLike
 from aladdin_mpi.runtime.progress import Progress
+from aladdin_mpi.runtime.servercuts import ServerCuts
 
 __all__ = ["ServerLoop"]
 
@@ -68,6 +80,10 @@ class ServerLoop:
     on_nonfinite : {'skip', 'stop'}
     stall_s : float
         [s] of silence after which a worker is named.
+    cuts : ServerCuts, optional
+        Makes checkpoints.
+    resumed : dict, optional
+        The server's part of the checkpoint that the run goes on from.
     """
 
     def __init__(
@@ -79,6 +95,8 @@ class ServerLoop:
         progress: Progress,
         on_nonfinite: str = "skip",
         stall_s: float = 10.0,
+        cuts: ServerCuts | None = None,
+        resumed: dict[str, Any] | None = None,
     ) -> None:
         now = time.monotonic()
         self._link, self._num_workers, self._make_rules = link, num_workers, make_rules
@@ -88,11 +106,16 @@ class ServerLoop:
         self._channels: list[_Channel] = []
         self._registering = 0
         self._samples = 0
-        self._stop = False
+        self._stop = 0
+        self._cuts, self._resumed = cuts, resumed
         self._polls = self._empty = self._iterations = self._pushes = 0
         self._busy_s = self._gap_s = 0.0
         self._last_poll = self._last_active = now
         self._second = now
+        if resumed is not None:
+            for worker, samples in zip(self._workers, resumed["worker_samples"], strict=True):
+                worker.samples = samples
+            self._samples = sum(resumed["worker_samples"])
 
     @property
     def models(self) -> list[GlobalModel]:
@@ -128,7 +151,7 @@ class ServerLoop:
             arrivals = channel.end.arrivals()
             if arrivals:
                 found = True
-                self._merge(channel, [arrival.frame for arrival in arrivals])
+                self._take(channel, [arrival.frame for arrival in arrivals])
             if channel.owed or channel.copies:
                 self._reply(channel)
         self._polls += 1
@@ -146,6 +169,24 @@ class ServerLoop:
             else:
                 time.sleep(_ACTIVE_S if quiet < 1.0 else _IDLE_S)
 
+    def _take(self, channel: _Channel, frames: list) -> None:
+        """Merge what has come, one by one while a checkpoint is under way."""
+        cuts = self._cuts
+        if cuts is None or not cuts.under_way:
+            self._merge(channel, frames)
+            self._call()
+            return
+        for frame in frames:
+            cuts.before(channel.end.index, channel.model, frame)
+            self._merge(channel, [frame])
+        if cuts.after(self.models):
+            self._everybody(Stop.PREEMPTED, -1, "stopped, with a checkpoint, to be started again")
+
+    def _call(self) -> None:
+        """Call for a checkpoint if one is due."""
+        if self._cuts is not None and self._cuts.call():
+            self._tell_all()
+
     def _merge(self, channel: _Channel, frames: list) -> None:
         model = channel.model
         handled, sends, passes = model.handle(frames)
@@ -159,6 +200,8 @@ class ServerLoop:
             self._samples += push.samples
             self._iterations += push.iterations
             self._pushes += 1
+            if self._cuts is not None:
+                self._cuts.merged(push)
             self._link.notify(
                 push.worker,
                 self._notice(push.worker, channel.end.index, push.sequence, version, staleness),
@@ -246,19 +289,44 @@ class ServerLoop:
             case RequestKind.EVALUATION:
                 self._progress.evaluation(*request.values[:3])
             case RequestKind.STOP:
-                self._stop = True
-                self._event(EventKind.STOP, request.worker, self._samples, "asked to stop")
-                for index in range(self._num_workers):
-                    self._beat(index, now, force=True)
+                self._everybody(Stop.ASKED, request.worker, "asked to stop")
+            case RequestKind.PREEMPT:
+                self.preempt()
+            case RequestKind.LENGTH:
+                if self._cuts is not None:
+                    self._cuts.length = int(request.values[0])
             case RequestKind.BYE:
                 worker.gone = True
                 active = sum(not w.gone for w in self._workers)
                 self._event(EventKind.LEAVE, request.worker, active, "has ended")
 
+    @property
+    def preempted(self) -> bool:
+        """The run was stopped to be started again."""
+        return self._stop == Stop.PREEMPTED
+
+    def preempt(self) -> None:
+        """Stop with a checkpoint, so that the run can be started again."""
+        if self._cuts is not None:
+            self._cuts.preempt = True
+
+    def _everybody(self, stop: Stop, worker: int, text: str) -> None:
+        """Have everybody end."""
+        self._stop = int(stop)
+        self._event(EventKind.STOP, worker, self._samples, text)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        now = time.monotonic()
+        for index in range(self._num_workers):
+            self._beat(index, now, force=True)
+
     def _open(self) -> None:
         end = self._link.open_channel()
         rules = self._make_rules(end.spec)
         model = GlobalModel(end.spec, end.initial, rules, self._num_workers, self._link.progress)
+        if self._resumed is not None:
+            model.restore(self._resumed["channels"][len(self._channels)])
         self._channels.append(_Channel(end, model, self._num_workers))
         self._progress.opened(end.layout.frame_bytes, end.slots, self._num_workers)
 
@@ -267,7 +335,10 @@ class ServerLoop:
     ) -> Notice:
         own = self._workers[worker].samples
         active = sum(not w.gone for w in self._workers)
-        return Notice(channel, sequence, version, staleness, self._samples, own, active, self._stop)
+        cut, at = (self._cuts.number, self._cuts.at) if self._cuts is not None else (0, 0)
+        return Notice(
+            channel, sequence, version, staleness, self._samples, own, active, self._stop, cut, at
+        )
 
     def _beat(self, index: int, now: float, force: bool = False) -> None:
         worker = self._workers[index]
@@ -287,6 +358,7 @@ class ServerLoop:
         self._polls = self._empty = self._iterations = self._pushes = 0
         self._busy_s = self._gap_s = 0.0
         self._second = now
+        self._call()
         for index, worker in enumerate(self._workers):
             self._beat(index, now)
             if not worker.gone:

@@ -8,31 +8,36 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch.utils.data import DataLoader
 
 from aladdin_mpi.algorithms import Algorithm, find
 from aladdin_mpi.algorithms.base import Topology, flag
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.core.wire import Frame
-from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
-from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind
+from aladdin_mpi.errors import AladdinError, CheckpointError, ConfigError, ModelError
+from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind, Stop
 from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
 from aladdin_mpi.runtime.clock import StepClock
+from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_stop, signals
 from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
-from aladdin_mpi.runtime.options import check_slow, configure
+from aladdin_mpi.runtime.options import check_plan, check_slow, configure
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.reducers import make_reducer
+from aladdin_mpi.runtime.restart import Restart
+from aladdin_mpi.runtime.spread import SpreadLog
+from aladdin_mpi.runtime.state import from_plain, restore_rng
 from aladdin_mpi.runtime.worker import Driver
 
 __all__ = [
@@ -43,6 +48,7 @@ __all__ = [
     "finish",
     "global_parameters",
     "init",
+    "iteration",
     "local_rank",
     "log",
     "log_evaluation",
@@ -78,6 +84,9 @@ class _Worker:
     drivers: list[Driver]
     taken: set[int]
     ended: bool = False
+    loaders: list[PartitionedLoader] = field(default_factory=list)
+    cuts: Any = None
+    calls: PeerCuts | None = None
 
 
 _session: _Worker | None = None
@@ -103,6 +112,7 @@ def init(
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     log: bool = True,
+    log_variance: int = 0,
     on_nonfinite: str = "skip",
     progress: str = "auto",
     stall_s: float = 10.0,
@@ -110,6 +120,12 @@ def init(
     config_text: str = "",
     samples_total: int = 0,
     slow_worker: Mapping[int, float] | None = None,
+    checkpoint_epochs: float = 0.0,
+    checkpoint_iterations: int = 0,
+    checkpoint_minutes: float = 0.0,
+    checkpoint_keep: int = 2,
+    time_limit: float = 0.0,
+    resume: str | os.PathLike[str] = "",
     **options: Any,
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
@@ -128,6 +144,9 @@ def init(
         Orders the data, on all workers alike.
     log : bool
         Write the timing logs.
+    log_variance : int
+        Iterations between two measurements of how far the workers' parameters (those of the first
+        optimizer) are apart; 0: none.
     on_nonfinite : {'skip', 'stop'}
         What to do with a NaN or an infinity.
     progress : {'auto', 'bar', 'lines', 'off'}
@@ -136,12 +155,23 @@ def init(
     threads : int, optional
         Threads per rank; by default its share of the cores, unless ``OMP_NUM_THREADS`` is set.
     config_text : str
-        Kept in the logs (YAML).
+        Kept in the logs and the run's folder (YAML); by default the algorithm and its options.
     samples_total : int
         Samples of the whole run, for the progress bar.
     slow_worker : mapping of int to float, optional
         By worker: how many times longer its computing takes.  The missing time is slept, before
         ``step()``, and marked in the log.
+    checkpoint_epochs, checkpoint_iterations, checkpoint_minutes : float
+        Make a checkpoint every so often; 0: not for that reason.  One is made in any case before a
+        run stops because of SIGUSR1, SIGTERM or ``time_limit``.
+    checkpoint_keep : int
+        Complete ones that are kept.
+    time_limit : float
+        [min] after which the run makes a checkpoint and stops; 0: never.  :func:`finish` then ends
+        the process with exit code 75.
+    resume : str or path
+        Go on from a checkpoint: a run's folder, one of its checkpoints, or ``"auto"``, the last one
+        in ``out`` if there is one.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -168,13 +198,20 @@ def init(
         if value not in allowed:
             raise ConfigError(f"{flag(name)} {value}: choose from {', '.join(allowed)}")
     settings = Settings(
-        out=None if out is None else Path(out), seed=seed, log=log, on_nonfinite=on_nonfinite,
-        progress=progress, stall_s=stall_s, threads=threads, config_text=config_text,
+        out=None if out is None else Path(out), seed=seed, log=log,
+        log_variance=log_variance if log else 0, on_nonfinite=on_nonfinite, progress=progress,
+        stall_s=stall_s, threads=threads,
+        config_text=config_text or _as_yaml(algorithm, seed, slow_worker, config),
         samples_total=samples_total, description=f"{algorithm} {config}",
-        slow_worker=check_slow(slow_worker or {}),
+        slow_worker=check_slow(slow_worker or {}), resume=os.fspath(resume),
+        plan=check_plan(
+            checkpoint_epochs, checkpoint_iterations, checkpoint_minutes, checkpoint_keep,
+            time_limit,
+        ),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
-    job = start(settings, int(served))
+    signals.watch()
+    job = start(settings, int(served), chosen.name)
     for index in settings.slow_worker:
         if index >= len(job.roles.workers):
             error = ConfigError(
@@ -184,10 +221,45 @@ def init(
             error.silent = job.roles.rank > 0
             raise error
     if job.roles.worker < 0:
-        serve(job, settings, chosen, config)
-        sys.exit(0)
+        sys.exit(PREEMPTED if serve(job, settings, chosen, config) else 0)
     link, clock = (connect if served else connect_peers)(job, settings, "lockstep" in chosen.traits)
-    _session = _Worker(job, chosen, config, settings, link, clock, [], set())
+    _session = session = _Worker(job, chosen, config, settings, link, clock, [], set())
+    writer = job.writer(settings.plan.keep)
+    session.cuts = WorkerCuts(session, writer, settings.plan)
+    if job.restart is not None:
+        _go_on(session, job.restart)
+    if not served:
+        first = job.restart.number if job.restart else 0
+        session.calls = PeerCuts(
+            session.cuts, link, clock, settings.plan, chosen, first, writer
+        )  # fmt: skip
+    signals.call(partial(ask_to_stop, link))
+
+
+def _go_on(session: _Worker, restart: Restart) -> None:
+    """The counters of a checkpoint; models and loaders follow when they are made."""
+    clock, state = session.clock, restart.state
+    clock.iteration, clock.epoch = state["iteration"], state["epoch"]
+    session.link.steps = clock.iteration
+    if restart.same:
+        clock.own_samples, clock.samples = state["own_samples"], state["unpushed_samples"]
+    else:
+        share, rest = divmod(restart.seen, size())
+        clock.own_samples = share + (rank() < rest)
+    session.link.own_samples = clock.own_samples
+    session.cuts.done = restart.number
+
+
+def _as_yaml(
+    algorithm: str, seed: int, slow_worker: Mapping[int, float] | None, config: Any
+) -> str:
+    """What is known of the configuration of a script's run."""
+    values = {
+        "algorithm": algorithm, "algorithm_options": asdict(config), "seed": seed,
+        "slow_worker": dict(slow_worker or {}),
+    }  # fmt: skip
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def rank() -> int:
@@ -299,7 +371,12 @@ def DistributedOptimizer(
     if rank() != 0:
         params.assign(start.params)
         buffers.assign(start.floats, start.counts)
+    restart = session.job.restart
+    if restart is not None:
+        _restore_parameters(session, restart, end, params, buffers)
     worker = session.algorithm.worker(session.options, params, size())
+    if restart is not None:
+        _restore_state(session, restart, optimizer, worker)
     served = session.algorithm.topology is Topology.SERVER
     driver = Driver(
         optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
@@ -318,18 +395,82 @@ def DistributedOptimizer(
         if rank() == 0 and not session.drivers:
             session.job.say(f"gradients are all-reduced by {driver.port.reducer.name}")
         session.job.recorder.set_end("backend", driver.port.reducer.name)
+    if session.settings.log_variance and not session.drivers:
+        every = session.settings.log_variance
+        driver.after.append(SpreadLog(session.link, params, session.job.recorder, every))
+    if not session.drivers:
+        driver.after += [session.cuts] if session.calls is None else [session.calls]
+    driver.port.cut = session.cuts.done
     distribute(optimizer, driver)
     session.drivers.append(driver)
     session.clock.end_s = session.clock.ready_s = time.monotonic()
     return optimizer
 
 
+def _restore_parameters(
+    session: _Worker, restart: Restart, end: Any, params: FlatParams, buffers: FlatBuffers
+) -> None:
+    """The server's global model; where there is none, what this worker had (in lockstep), or the
+    mean of what all had, as messages that were on their way are lost.
+    """
+    at, state = len(session.drivers), restart.state
+    if session.algorithm.topology is Topology.SERVER:
+        frame = end.fetch()
+        params.assign(frame.params)
+        buffers.assign(frame.floats, frame.counts)
+        return
+    if params.size != len(state["parameters"][at]):
+        raise CheckpointError(f"--resume {session.settings.resume}: made with another model")
+    x, floats = (from_plain(state[name][at]) for name in ("parameters", "floats"))
+    if session.algorithm.topology is Topology.PEER or not restart.same:
+        end.start_sum(x).wait()
+        x /= size()
+        if floats.size:
+            end.start_sum(floats).wait()
+            floats /= size()
+    params.assign(x)
+    buffers.assign(floats, from_plain(state["counts"][at]))
+
+
+def _restore_state(
+    session: _Worker, restart: Restart, optimizer: torch.optim.Optimizer, worker: Any
+) -> None:
+    """The optimizer's state, and the algorithm's where no messages of it are lost."""
+    at, state = len(session.drivers), restart.state
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(state["optimizers"][at])
+    except (ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(
+            f"--resume {session.settings.resume}: made with another optimizer or model ({error})"
+        ) from None
+    if not restart.own:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+    if session.algorithm.topology is not Topology.PEER and restart.same:
+        worker.load_state_dict(from_plain(state["algorithms"][at]))
+
+
 def partition(loader: DataLoader[Any]) -> PartitionedLoader:
     """This worker's part of the data; the epoch ends when all workers together are through."""
     session = _running()
-    return PartitionedLoader(
+    made = PartitionedLoader(
         loader, session.clock, rank(), size(), session.settings.seed, should_stop
     )
+    if made.length:
+        session.link.tell(RequestKind.LENGTH, (float(made.length),))
+        if session.calls is not None:
+            session.calls.length = made.length
+    restart, at = session.job.restart, len(session.loaders)
+    if restart is not None and at < len(restart.state["loaders"]):
+        where = dict(restart.state["loaders"][at])
+        if not restart.same and made.length:
+            taken = restart.seen - max(where["base"], 0) - where["epoch"] * made.length
+            where["taken"] = max(0, taken) // size()
+        state = restart.state["rng"]
+        made.resume(where, partial(restore_rng, state) if restart.own else lambda: None)
+    session.loaders.append(made)
+    return made
 
 
 def log(loss: float | torch.Tensor | None = None, **columns: float) -> None:
@@ -351,6 +492,11 @@ def split(forward_s: float, backward_s: float, *, emulated: bool = False) -> Non
 def samples() -> int:
     """Samples that all workers have consumed, as far as this worker knows; its own included."""
     return _current().clock.seen_samples()
+
+
+def iteration() -> int:
+    """Iterations that this worker has made, also before the run was resumed."""
+    return _current().clock.iteration
 
 
 def stop() -> None:
@@ -433,13 +579,16 @@ def log_evaluation(
 def finish(*models: torch.nn.Module) -> None:
     """End: push what is left, wait for all workers; the models then hold the global parameters.
 
-    Collective over all workers.
+    Collective over all workers.  Where the run was stopped to be started again (SIGUSR1, SIGTERM,
+    ``time_limit``), the process ends here, with exit code 75.
     """
     session = _running()
     session.clock.phase(Phase.FINISH)
     start = time.monotonic()
+    preempted = session.link.notice.stop == Stop.PREEMPTED
     for driver in session.drivers:
         driver.finish()
+    session.cuts.wait()
     job = session.job
     job.recorder.event(EventKind.LEAVE, rank(), float(session.clock.iteration))
     frames = session.link.close(job.measure_end)
@@ -452,6 +601,11 @@ def finish(*models: torch.nn.Module) -> None:
     job.end(
         iterations=session.clock.iteration, samples=session.clock.own_samples, version=version,
         pushes=sum(driver.port.pushes for driver in session.drivers),
-        reason=f"finished; waited {time.monotonic() - start:.3f} s for the others",
+        reason="preempted" if preempted
+        else f"finished; waited {time.monotonic() - start:.3f} s for the others",
     )  # fmt: skip
     session.ended = True
+    if preempted:
+        if rank() == 0:
+            job.say(f"stopped with a checkpoint; start it again with --resume auto ({job.folder})")
+        sys.exit(PREEMPTED)

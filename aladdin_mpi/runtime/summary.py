@@ -13,19 +13,9 @@ from rich.table import Table
 
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.hdf5 import open_rank_file
+from aladdin_mpi.record.reading import open_rank_file
 
-__all__ = ["PARTS", "Summary", "print_summary", "summarize"]
-
-PARTS = {
-    "data_s": "data",
-    "compute_s": "compute",
-    "optimizer_s": "optimizer",
-    "push_s": "push",
-    "blocked_s": "blocked",
-    "mix_s": "mix",
-}
-"""Columns of ``steps`` that a step is split into, and what they are called; the rest is "other"."""
+__all__ = ["Summary", "print_summary", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,8 @@ class Summary:
     step_s : float
         [s] mean duration of a step.
     parts : dict of str to float
-        Share of the workers' time (0 to 1) by the names in :data:`PARTS`, and ``other``.
+        Share of the workers' time (0 to 1) by the names in
+        :data:`~aladdin_mpi.record.schema.STEP_PARTS`, and ``other``.
     pushes : int
     coalesced : float
         Share of the iterations whose update travelled with a later push.
@@ -82,7 +73,7 @@ def summarize(run_folder: Path | str) -> Summary:
     total_s = float(np.nansum(everything["step_s"], dtype=np.float64))
     parts = {
         name: _ratio(float(np.nansum(everything[column], dtype=np.float64)), total_s)
-        for column, name in PARTS.items()
+        for column, name in schema.STEP_PARTS.items()
     }
     parts["other"] = max(0.0, 1 - sum(parts.values()))
     carried = everything["iterations_in_push"]

@@ -92,11 +92,18 @@ def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
         out=config.out,
         seed=config.seed,
         log=config.log,
+        log_variance=config.log_variance,
         on_nonfinite=config.on_nonfinite,
         progress=config.progress,
         stall_s=config.stall_s,
         threads=config.threads,
         slow_worker=config.slow_worker,
+        checkpoint_epochs=config.checkpoint_epochs,
+        checkpoint_iterations=config.checkpoint_iterations,
+        checkpoint_minutes=config.checkpoint_minutes,
+        checkpoint_keep=config.checkpoint_keep,
+        time_limit=config.time_limit,
+        resume=config.resume,
         config_text=config.model_copy(update={"algorithm_options": chosen}).to_yaml(),
         samples_total=0 if data is None else round(config.epochs * len(data.train)),  # type: ignore[arg-type]
         **chosen,
@@ -148,14 +155,18 @@ class _Training:
             self.compute = EmulatedCompute(self.model, config.emulate_compute / 1e3)
         else:
             self.compute = Compute(self.model, self.place, config.accumulate)
-        self.batches = self.iterations = 0
+        self.iterations = am.iteration()
+        self.batches = 0
 
     def run(self) -> None:
         """Train, finish together, evaluate and save on worker 0."""
         num_epochs = math.ceil(self.config.epochs)
         for epoch in range(num_epochs):
+            before = self.batches
             if not self._epoch():
                 break
+            if self.batches == before:  # made before the run was resumed
+                continue
             due = self.config.eval_every and (epoch + 1) % self.config.eval_every == 0
             if due and epoch + 1 < num_epochs:
                 self._evaluate(epoch + 1)

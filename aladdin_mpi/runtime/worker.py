@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +19,17 @@ from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.links import Recording, WorkerLinkLike
 from aladdin_mpi.runtime.ports import WorkerPort
 
-__all__ = ["Driver"]
+__all__ = ["AfterStep", "Driver"]
+
+
+class AfterStep(Protocol):
+    """Something that is done now and then between two steps; it counts to neither."""
+
+    def after_step(self, iteration: int) -> None:
+        """``iteration``, from 0, has been made."""
+
+    def finish(self) -> None:
+        """No step is made any more."""
 
 
 class Driver:
@@ -37,6 +47,11 @@ class Driver:
         :class:`~aladdin_mpi.runtime.peerport.PeerPort`.
     slow_factor : float
         How many times longer computing takes; the missing time is slept.
+
+    Attributes
+    ----------
+    after : list of AfterStep
+        What else is done between two steps.
     """
 
     def __init__(
@@ -56,13 +71,14 @@ class Driver:
         slow_factor: float = 1.0,
     ) -> None:
         self.params, self.buffers, self.algorithm, self.end = params, buffers, algorithm, end
-        self._optimizer, self._link, self._clock = optimizer, link, clock
+        self.optimizer, self._link, self._clock = optimizer, link, clock
         self._recorder, self._on_nonfinite, self._say = recorder, on_nonfinite, say
         groups = len(optimizer.param_groups)
         self._rates_fit = groups <= MAX_GROUPS
         self.port = make_port(
             end, link, clock, recorder, buffers, self._rates, self._lost, num_workers
         )
+        self.after: list[AfterStep] = []
         self._slow_factor = slow_factor
         self._optimizer_s = 0.0
         self._first = True
@@ -82,16 +98,23 @@ class Driver:
             self.params.check_next()
         port.start_step()
         self._optimizer_s = 0.0
-        lr = self._optimizer.param_groups[0]["lr"]
+        lr = self.optimizer.param_groups[0]["lr"]
 
         def timed_update() -> None:
             began = time.monotonic()
             local_update()
             self._optimizer_s += time.monotonic() - began
 
+        began = time.monotonic()
         self.algorithm.step(self.params, timed_update, port, clock.iteration)
         self.algorithm.before_forward(self.params)
-        self._log(start, float(lr))
+        took = time.monotonic() - began
+        push_s = took - self._optimizer_s - port.times["blocked_s"] - port.times["mix_s"]
+        self._log(start, float(lr), push_s)
+        if self.after:
+            with clock.outside(Phase.STEP):
+                for part in self.after:
+                    part.after_step(clock.iteration - 1)
 
     def _sleep_slow(self) -> None:
         """Sleep for what the step's computing would take longer on the slow worker emulated."""
@@ -101,7 +124,7 @@ class Driver:
             time.sleep((self._slow_factor - 1) * computed_s)
             clock.emulated = True
 
-    def _log(self, start: float, lr: float) -> None:
+    def _log(self, start: float, lr: float, push_s: float) -> None:
         clock, port, times = self._clock, self.port, self.port.times
         now = time.monotonic()
         step_s = now - clock.end_s
@@ -112,7 +135,7 @@ class Driver:
         self._recorder.add(
             "steps",
             (clock.iteration, self.end.index, clock.epoch, clock.end_s, step_s, clock.data_s,
-             compute_s, self._optimizer_s, times["push_s"], times["blocked_s"], times["mix_s"],
+             compute_s, self._optimizer_s, push_s, times["blocked_s"], times["mix_s"],
              clock.forward_s, clock.backward_s, clock.loss, lr, clock.batch, port.coalesced,
              port.sent_iterations, port.staleness, clock.emulated),
         )  # fmt: skip
@@ -125,6 +148,8 @@ class Driver:
     def finish(self) -> None:
         """Push the rest and wait until it is merged."""
         self.params.check_all()
+        for part in self.after:
+            part.finish()
         self.algorithm.finish(self.params, self.port)
         self.port.settle()
 
@@ -135,7 +160,7 @@ class Driver:
     def _rates(self) -> tuple[float, ...]:
         if not self._rates_fit:
             return ()
-        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _lost(self, kind: str) -> None:
         """A NaN or an infinity: stop, or go on from the last good parameters."""
@@ -152,7 +177,7 @@ class Driver:
         self._lost_count += 1
         if self._lost_count in (1, 10, 100, 1000):
             self._say(f"{where}: thrown away ({self._lost_count} so far; --on-nonfinite skip)")
-        for state in self._optimizer.state.values():
+        for state in self.optimizer.state.values():
             for value in state.values():
                 if torch.is_tensor(value) and value.is_floating_point():
                     torch.nan_to_num_(value, nan=0.0, posinf=0.0, neginf=0.0)

@@ -55,7 +55,7 @@ def worker_order(
 
 
 class PartitionSampler(Sampler[int]):
-    """Yields :func:`worker_order`; ``epoch`` is set before each pass."""
+    """Yields :func:`worker_order` but for the first ``skip``; both are set before each pass."""
 
     def __init__(
         self,
@@ -69,14 +69,15 @@ class PartitionSampler(Sampler[int]):
     ) -> None:
         self.length, self.worker, self.num_workers, self.seed = length, worker, num_workers, seed
         self.shuffle, self.shared = shuffle, shared
-        self.epoch = 0
+        self.epoch = self.skip = 0
 
     def __iter__(self) -> Iterator[int]:
         order = worker_order(
             self.length, self.worker, self.num_workers, self.epoch, self.seed,
             shuffle=self.shuffle, shared=self.shared,
         )  # fmt: skip
-        return iter(order.tolist())
+        return iter(order[self.skip :].tolist())
 
     def __len__(self) -> int:
-        return self.length if self.shared else -(-self.length // self.num_workers)
+        whole = self.length if self.shared else -(-self.length // self.num_workers)
+        return max(0, whole - self.skip)

@@ -20,7 +20,7 @@ import launching
 import numpy as np
 from virtual_hosts import VirtualHosts
 
-from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 
 __all__ = ["SCENARIOS", "SERVER", "Job", "Logs", "Window", "disturbed_run", "plain_run"]
 

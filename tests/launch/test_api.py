@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from launching import mpirun
 
-from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from launching import CompletedRun, mpirun
 
-from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 from aladdin_mpi.record.schema import EventKind
 
 pytestmark = pytest.mark.timeout(180)

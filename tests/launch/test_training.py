@@ -11,7 +11,7 @@ import torch
 import yaml
 from launching import mpirun
 
-from aladdin_mpi.record.hdf5 import open_rank_file, rank_path
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 from aladdin_mpi.workload.data import load_dataset
 from aladdin_mpi.workload.models import build_model
 

@@ -21,7 +21,8 @@ from aladdin_mpi.cli.errors import single_host
 from aladdin_mpi.cli.main import main
 from aladdin_mpi.config import RunConfig
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.hdf5 import RankFile, rank_path
+from aladdin_mpi.record.hdf5 import RankFile
+from aladdin_mpi.record.reading import rank_path
 from aladdin_mpi.runtime import compute
 from aladdin_mpi.runtime.options import option_names
 from aladdin_mpi.runtime.summary import print_summary, summarize

@@ -2,7 +2,7 @@
 
     errors, messages, config -> core -> {algorithms | comm | record | workload | optim}
         -> runtime -> cli
-    record.schema -> analysis -> cli
+    record.{schema, layout, reading, reader} -> analysis -> cli
     {core, algorithms} -> simulation -> cli
 
 The rooms in the middle never import one another, only ``comm`` imports MPI, and
@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "core": BASE,
     **{room: BASE | {"core"} for room in MIDDLE},
     "runtime": BASE | MIDDLE | {"core"},
-    "analysis": BASE | {"record.schema"},
+    "analysis": BASE | {f"record.{part}" for part in ("schema", "layout", "reading", "reader")},
     "simulation": BASE | {"core", "algorithms"},
     "cli": BASE | MIDDLE | {"core", "runtime", "analysis", "simulation", "__init__"},
     # The package itself offers the public API (lazily), and python -m the command line.

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from aladdin_mpi.errors import AladdinError, RecordError
 from aladdin_mpi.record import layout, schema
-from aladdin_mpi.record.hdf5 import RankFile, open_rank_file, rank_path
+from aladdin_mpi.record.hdf5 import RankFile
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 from aladdin_mpi.record.recorder import MemoryFile, NullRecorder, Recorder
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,7 +42,8 @@ def python(code: str, *arguments: object, **options: object) -> subprocess.Popen
         import os, sys, time
         import numpy as np
         from aladdin_mpi.record import schema
-        from aladdin_mpi.record.hdf5 import RankFile, open_rank_file
+        from aladdin_mpi.record.hdf5 import RankFile
+        from aladdin_mpi.record.reading import open_rank_file
         from aladdin_mpi.record.recorder import Recorder
     """
     code = textwrap.dedent(header) + textwrap.dedent(code)

@@ -1,0 +1,155 @@
+"""Going on from a checkpoint: which one, and what this rank takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aladdin_mpi.errors import CheckpointError, ConfigError
+from aladdin_mpi.runtime import checkpoint
+
+__all__ = ["Restart", "describe", "find", "locate"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Where this rank goes on from.
+
+    Attributes
+    ----------
+    number : int
+        Of the checkpoint.
+    state : dict
+        This rank's part; of another worker's where there were fewer (``own`` is False).
+    own : bool
+        The part is this rank's own.
+    same : bool
+        As many workers as then.
+    seen : int
+        Samples that all workers had consumed.
+    """
+
+    number: int
+    state: dict[str, Any]
+    own: bool
+    same: bool
+    seen: int
+
+
+def locate(resume: str, out: Path | None) -> tuple[Path, int]:
+    """The run's folder, and the checkpoint asked for (0: the last complete one).
+
+    Parameters
+    ----------
+    resume : str
+        ``auto``, a run's folder, or that of one of its checkpoints.
+    out : Path or None
+
+    Raises
+    ------
+    ConfigError
+    """
+    if resume == "auto":
+        if out is None:
+            raise ConfigError("--resume auto: name the run's folder with --out")
+        return out, 0
+    path, number = Path(resume), 0
+    if path.parent.name == checkpoint.FOLDER and path.name.isdecimal():
+        path, number = path.parent.parent, int(path.name)
+    if not (path / checkpoint.FOLDER).is_dir():
+        raise ConfigError(
+            f"--resume {resume}: holds no checkpoints; give a run's folder, one of its "
+            f"{checkpoint.FOLDER}/NUMBER, or auto"
+        )
+    if out is not None and out.absolute() != path.absolute():
+        raise ConfigError(
+            f"--resume {resume}: the run goes on in its own folder; leave out --out {out}"
+        )
+    return path, number
+
+
+def find(
+    comm: Any, run: Path, asked: int, required: bool, rank_of: Callable[[int], tuple[int, bool]],
+    algorithm: str, servers: int, say: Callable[[str], None],
+) -> Restart | None:  # fmt: skip
+    """This rank's part of the last checkpoint that every rank can read.  Collective.
+
+    Parameters
+    ----------
+    asked : int
+        The only one that will do; 0: the last.
+    required : bool
+        There must be one.
+    rank_of : callable
+        ``rank_of(world_size then) -> (rank, own)``: whose part this rank takes.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, though required, or it is another algorithm's.
+    """
+    candidates: list[int] | None = None
+    if comm.rank == 0:
+        found = [n for n in checkpoint.numbers(run) if checkpoint.complete(run, n)]
+        candidates = [n for n in reversed(found) if asked in (0, n)]
+    candidates = comm.bcast(candidates, 0)
+    error: CheckpointError | None = None
+    for number in candidates or ():
+        state, own, error = _try(run, number, rank_of)
+        if not any(comm.allgather(error is not None)):
+            assert state is not None
+            return _restart(comm, number, state, own, servers, algorithm)
+        if error is not None:
+            say(str(error))
+    if required:
+        problem = CheckpointError(
+            f"--resume {run}: no complete checkpoint"
+            + (f" {asked}" if asked else "")
+            + " that every rank can read; start the run anew in another folder"
+        )
+        problem.silent = comm.rank > 0
+        raise problem
+    return None
+
+
+def _try(
+    run: Path, number: int, rank_of: Callable[[int], tuple[int, bool]]
+) -> tuple[dict[str, Any] | None, bool, CheckpointError | None]:
+    try:
+        rank, own = rank_of(int(checkpoint.head(run, number)["world_size"]))
+        return checkpoint.read(run, number, rank), own, None
+    except CheckpointError as error:
+        return None, False, error
+
+
+def _restart(
+    comm: Any, number: int, state: dict[str, Any], own: bool, servers: int, algorithm: str
+) -> Restart:
+    if state["algorithm"] != algorithm:
+        error = CheckpointError(
+            f"--algorithm {algorithm}: the checkpoint is of {state['algorithm']}; resume with that"
+        )
+        error.silent = comm.rank > 0
+        raise error
+    if servers:
+        mine = sum(state["worker_samples"]) if state["role"] == "server" else None
+        seen = comm.bcast(mine, 0)
+    elif state["world_size"] == comm.size:
+        seen = sum(comm.allgather(state["own_samples"]))
+    else:
+        seen = comm.bcast(state["own_samples"] * state["world_size"], 0)
+    return Restart(number, state, own, state["world_size"] == comm.size, int(seen))
+
+
+def describe(restart: Restart, run: Path, workers: int, servers: int) -> str:
+    """One line for the user."""
+    then = restart.state["world_size"] - servers
+    text = f"goes on from checkpoint {restart.number} of {run}: {restart.seen} samples"
+    if then != workers:
+        text += (
+            f"; {then} worker(s) then, {workers} now: parameters and sample count are kept, worker "
+            "i takes the optimizer of worker i or 0, the current epoch is shared out anew"
+        )
+    return text
