@@ -321,6 +321,15 @@ class SlurmCluster:
             time.sleep(0.2)
         return found
 
+    def settle(self) -> None:
+        """Cancel what a test has left, and wait until all nodes are idle: jobs get the first ones.
+
+        Slurm hands out nodes in the order of their names.
+        """
+        if not self._all_idle():
+            self.call("scancel", "--user=root")
+            self._await("idle nodes", self._all_idle, time.monotonic() + 60)
+
     @contextlib.contextmanager
     def down_node(self, node: str) -> Iterator[None]:
         """Set a node down for as long as the ``with`` block takes."""

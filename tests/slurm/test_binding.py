@@ -28,6 +28,7 @@ def run(
     variables: dict[str, str],
 ) -> list[dict[str, Any]]:
     script = write(folder, name, options, variables, stand_in)
+    slurm.settle()
     job = slurm.submit(script)
     ended = slurm.wait(job, 60)
     output = (folder / f"{name}.out").read_text()

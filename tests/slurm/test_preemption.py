@@ -41,6 +41,7 @@ def passes(folder: Path) -> float:
 
 def started(slurm: SlurmCluster, folder: Path, programs: Path) -> str:
     """Submit the training and wait until it is under way."""
+    slurm.settle()
     variables = {"TRAINING": TRAINING, "OUT": "run", "CPU_BIND": "none"}
     number = slurm.submit(write(folder, "train_cpu", OPTIONS, variables, programs))
     end = time.monotonic() + LIMIT_S

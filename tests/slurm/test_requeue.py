@@ -115,6 +115,7 @@ def test_a_line_of_the_table_becomes_arguments(seen: dict[str, Seen], stand_in: 
 def test_a_job_that_loses_a_node_is_queued_again(
     slurm: SlurmCluster, stand_in: Path, tmp_path: Path
 ) -> None:
+    slurm.settle()
     script = write(tmp_path, "train_cpu", TWO_NODES, {"CPU_BIND": "none"}, stand_in)
     number = slurm.submit(script, env={"STAND_IN": "wait"})
     end = time.monotonic() + 60

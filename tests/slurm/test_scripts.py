@@ -33,9 +33,10 @@ def run(
     variables: Mapping[str, str],
 ) -> tuple[str, Job, str]:
     """Submit a script and wait for its end; return number, job and output."""
-    slurm_job = slurm.submit(write(folder, name, options, variables, programs))
-    ended = slurm.wait(slurm_job, LIMIT_S)
-    return slurm_job, ended, "".join(path.read_text() for path in folder.glob(f"{name}*.out"))
+    slurm.settle()
+    number = slurm.submit(write(folder, name, options, variables, programs))
+    ended = slurm.wait(number, LIMIT_S)
+    return number, ended, "".join(path.read_text() for path in folder.glob(f"{name}*.out"))
 
 
 def hosts_of(folder: Path) -> list[str]:
@@ -136,6 +137,7 @@ def aladdin_slurm(
 def test_the_command_submits(slurm: SlurmCluster, tmp_path: Path, stand_in: Path) -> None:
     arguments = ["--nodes", "2", "--tasks-per-node", "1", "--cpus-per-task", "1", "--time", "5"]
     arguments += ["--mpi", launching.family(), "--submit", "--", "--algorithm", "asp", "--lr", "1"]
+    slurm.settle()
     status, number, errors = aladdin_slurm(slurm, *arguments, cwd=tmp_path, path=str(stand_in))
     assert (status, errors) == (0, "")
     assert slurm.wait(number.strip(), 30).state == "COMPLETED"
