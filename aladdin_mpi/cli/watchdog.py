@@ -1,0 +1,65 @@
+"""A process that ends its parent after a time limit, and says where it was.
+
+Not a thread: a call of MPI that hangs may hold the interpreter's lock.  Started before MPI is
+initialized, since a fork is dangerous afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+__all__ = ["Watchdog"]
+
+
+class Watchdog:
+    """Ends this process ``limit_s`` from now, unless it is stopped before.
+
+    Parameters
+    ----------
+    limit_s : float
+        [s]
+    who : str
+        How the line that it prints begins.
+    """
+
+    def __init__(self, limit_s: float, who: str) -> None:
+        argv = [sys.executable, "-I", __file__, str(os.getpid()), f"{limit_s:g}", who]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, text=True)
+
+    def stage(self, text: str) -> None:
+        """What this process does from now on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """The danger is over."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _watch(parent: int, limit_s: float, who: str) -> None:
+    begin, stage = time.monotonic(), b"start"
+    while (left := begin + limit_s - time.monotonic()) > 0:
+        if select.select([0], [], [], left)[0]:
+            text = os.read(0, 4096)
+            if not text:  # the parent has ended, or is through
+                return
+            stage = text.splitlines()[-1]
+    print(
+        f"error    {who}: not through within {limit_s:g} s: {stage.decode()} -> look at what is "
+        "said of other ranks; try fewer nodes, another transport, or a longer --timeout",
+        flush=True,
+    )
+    time.sleep(1)  # for the launcher to pass it on, and for the other ranks' lines
+    os.kill(parent, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
