@@ -25,22 +25,27 @@ from aladdin_mpi.cli.judging import (
 )
 from aladdin_mpi.cli.machine import stale_files
 
-__all__ = ["Finding", "Level", "alone", "basic", "gpus", "judge_mpi", "stale_files"]
+__all__ = ["Finding", "Level", "alone", "basic", "judge_mpi", "stale_files"]
 
 _IMPORT = "import importlib; m = importlib.import_module({!r}); print(m.__version__)"
-_GPUS = """
+_TORCH = """
 import json, torch
+print(json.dumps({"version": torch.__version__, "gpus": []}), flush=True)
 n = torch.cuda.device_count() if torch.cuda.is_available() else 0
-print(json.dumps({"gpus": [torch.cuda.get_device_name(i) for i in range(n)]}))
+names = [torch.cuda.get_device_name(i) for i in range(n)]
+print(json.dumps({"version": torch.__version__, "gpus": names}))
 """
 INSTALL_MPI = "pip install mpi4py and, where there is no MPI, mpich (or load the cluster's module)"
 
 
-def basic(left_s: Callable[[], float], out: Path | None) -> Iterator[Finding]:
-    """What needs no MPI; ``left_s()`` is how long [s] the next check may take."""
+def basic(left_s: Callable[[], float], out: Path | None, gpus: list[str]) -> Iterator[Finding]:
+    """What needs no MPI; ``left_s()`` is how long [s] the next check may take, ``gpus`` is filled
+    with the names of the GPUs that torch sees.
+    """
     yield Finding(Level.OK, "aladdin_mpi", __version__, same=__version__)
     yield machine.python()
-    for name in ("torch", "numba", "h5py"):
+    yield _torch(left_s(), gpus)
+    for name in ("numba", "h5py"):
         yield _package(name, left_s())
     yield judge_horovod(*answers(module("comm.probe", "horovod"), left_s()))
     yield from machine.shared_memory()
@@ -53,8 +58,8 @@ def basic(left_s: Callable[[], float], out: Path | None) -> Iterator[Finding]:
 
 def alone(timeout_s: float, out: Path | None) -> Iterator[Finding]:
     """All checks of a process without a launcher."""
-    yield from basic(lambda: timeout_s, out)
-    seen = gpus(timeout_s)
+    seen: list[str] = []
+    yield from basic(lambda: timeout_s, out, seen)
     probed, problem = answers(module("comm.probe", "alone"), timeout_s)
     if not probed:
         yield Finding(Level.ERROR, "MPI", problem or "nothing found", INSTALL_MPI)
@@ -67,10 +72,16 @@ def alone(timeout_s: float, out: Path | None) -> Iterator[Finding]:
     yield from judge_slurm(os.environ, probed["library"])
 
 
-def gpus(timeout_s: float) -> list[str]:
-    """The names of the GPUs that torch sees."""
-    names: list[str] = answers([sys.executable, "-c", _GPUS], timeout_s)[0].get("gpus", [])
-    return names
+def _torch(timeout_s: float, gpus: list[str]) -> Finding:
+    found, problem = answers([sys.executable, "-c", _TORCH], timeout_s)
+    if not found:
+        return Finding(Level.ERROR, "torch", problem or "no answer", "pip install torch")
+    version = found["version"]
+    if problem:
+        advice = "look at nvidia-smi; CUDA_VISIBLE_DEVICES= hides the GPUs"
+        return Finding(Level.ERROR, "torch", f"{version}, GPUs: {problem}", advice, version)
+    gpus += found["gpus"]
+    return Finding(Level.OK, "torch", version, same=version)
 
 
 def _package(name: str, timeout_s: float) -> Finding:

@@ -157,13 +157,9 @@ def judge_start(size: int, library: str, environ: Mapping[str, str]) -> Finding:
         if size == 1 and meant.isdecimal() and int(meant) > 1:
             mpi = family(library)
             types = " or ".join(_slurm_type(library)) or "TYPE"
-            advice = (
-                f"use the mpiexec of {mpi}, or under Slurm srun --mpi={types} (srun --mpi=list)"
-            )
-            text = (
-                f"{launcher} started {meant} processes ({variable}={meant}), but with {mpi} each is "
-                "alone"
-            )
+            advice = f"use the mpiexec of {mpi}; under Slurm srun --mpi={types} (srun --mpi=list)"
+            text = f"{launcher} started {meant} processes ({variable}={meant}), but with {mpi} "
+            text += "each is alone"
             return Finding(Level.ERROR, "launcher", text, advice)
     by = next((text for name, text in STARTED.items() if name in environ), "unknown")
     return Finding(Level.OK, "launcher", f"{size} ranks, started by {by}")

@@ -61,7 +61,7 @@ def library_path() -> str:
 
 
 def start() -> tuple[MPI.Intracomm, dict[str, Any]]:
-    """Initialize MPI; the world, its size, the thread level, and what it knows of GPUs.  Collective."""
+    """Initialize MPI: the world; its size, thread level, and what it says of GPUs.  Collective."""
     mpi = _mpi()
     level = mpi.Init_thread(mpi.THREAD_MULTIPLE) if not mpi.Is_initialized() else mpi.Query_thread()
     levels = [getattr(mpi, f"THREAD_{name}") for name in _THREADS]
@@ -109,7 +109,7 @@ def window_problem(comm: MPI.Intracomm) -> tuple[bool, list[int]]:
     words = np.frombuffer(window.tomemory(), np.int64)
     window.Lock_all()
     if comm.rank == 0:
-        words[:] = 0  # type: ignore[index]
+        words[:] = 0
         window.Sync()
     comm.Barrier()
     word = np.array([comm.rank + 1], np.int64)
