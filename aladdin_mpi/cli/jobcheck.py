@@ -60,6 +60,8 @@ def _together(
         text = f"{who}: {' '.join(str(error).split())}"
         show(Finding(Level.ERROR, "MPI", text, checks.INSTALL_MPI))
         return Level.ERROR
+    if hint := judging.launcher_hint(found["library"], os.environ):
+        watchdog.stage(f"the start of MPI -> {hint}")
     comm, more = probe.start()
     found |= more
     mine.append(Finding(Level.OK, "mpi4py", found["mpi4py"], same=found["mpi4py"]))

@@ -20,10 +20,12 @@ __all__ = [
     "judge_slurm",
     "judge_start",
     "judge_windows",
+    "launcher_hint",
     "slurm_mpi",
 ]
 
 LITTLE_DISK_BYTES = 2**30
+MPICH_LIKE = {"MPICH", "Intel MPI"}
 STARTED = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
     "PMI_SIZE": "MPICH's mpiexec or srun --mpi=pmi2",
@@ -163,6 +165,18 @@ def judge_start(size: int, library: str, environ: Mapping[str, str]) -> Finding:
             return Finding(Level.ERROR, "launcher", text, advice)
     by = next((text for name, text in STARTED.items() if name in environ), "unknown")
     return Finding(Level.OK, "launcher", f"{size} ranks, started by {by}")
+
+
+def launcher_hint(library: str, environ: Mapping[str, str]) -> str:
+    """What is suspect before MPI starts, since MPI may end the process there; empty: nothing."""
+    mine = family(library)
+    theirs = "MPICH" if "HYDI_CONTROL_FD" in environ else ""
+    theirs = "Open MPI" if "PRTE_LAUNCHED" in environ else theirs
+    if not theirs or mine == "unknown" or mine == theirs or {mine, theirs} == MPICH_LIKE:
+        return ""
+    return (
+        f"started by the mpiexec of {theirs}, but the library is {mine}: use the mpiexec of {mine}"
+    )
 
 
 def judge_gpus(gpus: Sequence[str], cuda: bool | None) -> Finding:

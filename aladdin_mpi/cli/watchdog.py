@@ -1,4 +1,4 @@
-"""A process that ends its parent after a time limit, and says where it was.
+"""A process that ends its parent after a time limit, and says where it was; also where it crashed.
 
 Not a thread: a call of MPI that hangs may hold the interpreter's lock.  Started before MPI is
 initialized, since a fork is dangerous afterwards.
@@ -14,6 +14,8 @@ import sys
 import time
 
 __all__ = ["Watchdog"]
+
+THROUGH = "through"
 
 
 class Watchdog:
@@ -40,6 +42,7 @@ class Watchdog:
     def stop(self) -> None:
         """The danger is over."""
         assert self._process.stdin is not None
+        self.stage(THROUGH)
         self._process.stdin.close()
         self._process.wait()
 
@@ -49,12 +52,15 @@ def _watch(parent: int, limit_s: float, who: str) -> None:
     while (left := begin + limit_s - time.monotonic()) > 0:
         if select.select([0], [], [], left)[0]:
             text = os.read(0, 4096)
-            if not text:  # the parent has ended, or is through
-                return
-            stage = text.splitlines()[-1]
+            if text:
+                stage = text.splitlines()[-1]
+                continue
+            if stage != THROUGH.encode():  # MPI ends a process in the middle of a call
+                print(f"error    {who}: ended in {stage.decode()}", flush=True)
+            return
     print(
-        f"error    {who}: not through within {limit_s:g} s: {stage.decode()} -> look at what is "
-        "said of other ranks; try fewer nodes, another transport, or a longer --timeout",
+        f"error    {who}: not through within {limit_s:g} s: {stage.decode()} -> try one "
+        "node, another transport, or a longer --timeout",
         flush=True,
     )
     time.sleep(1)  # for the launcher to pass it on, and for the other ranks' lines
