@@ -174,9 +174,7 @@ def launcher_hint(library: str, environ: Mapping[str, str]) -> str:
     theirs = "Open MPI" if "PRTE_LAUNCHED" in environ else theirs
     if not theirs or mine == "unknown" or mine == theirs or {mine, theirs} == MPICH_LIKE:
         return ""
-    return (
-        f"started by the mpiexec of {theirs}, but the library is {mine}: use the mpiexec of {mine}"
-    )
+    return f"the launcher is of {theirs}, the library is {mine}: use the mpiexec of {mine}"
 
 
 def judge_gpus(gpus: Sequence[str], cuda: bool | None) -> Finding:
