@@ -40,7 +40,7 @@ def doctor(timeout: float, out: Path | None) -> None:
             _print(finding)
             worst = max(worst, finding.level)
     if worst is Level.ERROR:
-        raise click.exceptions.Exit(1)
+        raise SystemExit(1)  # click would only return the number of its own Exit
 
 
 def _print(finding: Finding) -> None:

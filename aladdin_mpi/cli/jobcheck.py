@@ -40,7 +40,8 @@ def check_job(timeout_s: float, out: Path | None, show: Callable[[Finding], None
     who = f"rank {launch_rank()} on {platform.node()}"
     seen: list[str] = []
     mine = list(checks.basic(left_s, out, seen))
-    watchdog = Watchdog(begin + (OWN_CHECKS + 1) * timeout_s - time.monotonic(), who)
+    limit_s = begin + (OWN_CHECKS + 1) * timeout_s - time.monotonic()
+    watchdog = Watchdog(limit_s, who, speaks=launch_rank() == 0)
     try:
         return _together(watchdog, mine, seen, who, show)
     finally:
@@ -74,10 +75,8 @@ def _together(
         return _show_all([*mine, start], show if launch_rank() == 0 else None)
     watchdog.stage("waiting for the other ranks after the start of MPI")
     everybody = comm.gather((f"rank {comm.rank} on {platform.node()}", mine, machine.here()))
-    watchdog.stage("the window test: Put and Flush to rank 0")
-    unified, lost = probe.window_problem(comm)
-    watchdog.stage("the progress test: Put and Flush while rank 0 computes")
-    waits = probe.progress_waits(comm)
+    unified, lost = probe.window_problem(comm, watchdog.stage)
+    waits = probe.progress_waits(comm, stage=watchdog.stage)
     watchdog.stage("the end of MPI")
     level: Level = comm.bcast(
         _judge(everybody, start, unified, lost, waits, show) if everybody else None

@@ -27,10 +27,13 @@ class Watchdog:
         [s]
     who : str
         How the line that it prints begins.
+    speaks : bool
+        Whether it prints one even while this process only waits for others.
     """
 
-    def __init__(self, limit_s: float, who: str) -> None:
+    def __init__(self, limit_s: float, who: str, speaks: bool = True) -> None:
         argv = [sys.executable, "-I", __file__, str(os.getpid()), f"{limit_s:g}", who]
+        argv += ["speaks"] if speaks else []
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, text=True)
 
     def stage(self, text: str) -> None:
@@ -47,7 +50,7 @@ class Watchdog:
         self._process.wait()
 
 
-def _watch(parent: int, limit_s: float, who: str) -> None:
+def _watch(parent: int, limit_s: float, who: str, speaks: bool) -> None:
     begin, stage = time.monotonic(), b"start"
     while (left := begin + limit_s - time.monotonic()) > 0:
         if select.select([0], [], [], left)[0]:
@@ -58,14 +61,15 @@ def _watch(parent: int, limit_s: float, who: str) -> None:
             if stage != THROUGH.encode():  # MPI ends a process in the middle of a call
                 print(f"error    {who}: ended in {stage.decode()}", flush=True)
             return
-    print(
-        f"error    {who}: not through within {limit_s:g} s: {stage.decode()} -> try one "
-        "node, another transport, or a longer --timeout",
-        flush=True,
-    )
+    if speaks or not stage.startswith(b"waiting"):  # not those who only wait for another
+        print(
+            f"error    {who}: not through within {limit_s:.3g} s: {stage.decode()} -> try one "
+            "node, another transport, or a longer --timeout",
+            flush=True,
+        )
     time.sleep(1)  # for the launcher to pass it on, and for the other ranks' lines
     os.kill(parent, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    _watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+    _watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], len(sys.argv) > 4)

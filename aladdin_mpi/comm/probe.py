@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,15 @@ def reads_cuda(path: str) -> bool | None:
     return bool(query())
 
 
-def window_problem(comm: MPI.Intracomm) -> tuple[bool, list[int]]:
-    """Every rank puts a word into a window of rank 0, which reads them.  Collective.
+def _silent(text: str) -> None:
+    pass
+
+
+def window_problem(
+    comm: MPI.Intracomm, stage: Callable[[str], None] = _silent
+) -> tuple[bool, list[int]]:
+    """Every rank puts a word into a window of rank 0, which reads them; ``stage`` is told where
+    this rank is.  Collective.
 
     Returns
     -------
@@ -104,6 +112,7 @@ def window_problem(comm: MPI.Intracomm) -> tuple[bool, list[int]]:
     mpi = _mpi()
     import numpy as np
 
+    stage("waiting for all ranks to make a window")
     window = mpi.Win.Allocate(8 * comm.size if comm.rank == 0 else 0, 8, comm=comm)
     unified = window.Get_attr(mpi.WIN_MODEL) == mpi.WIN_UNIFIED
     words = np.frombuffer(window.tomemory(), np.int64)
@@ -113,8 +122,10 @@ def window_problem(comm: MPI.Intracomm) -> tuple[bool, list[int]]:
         window.Sync()
     comm.Barrier()
     word = np.array([comm.rank + 1], np.int64)
+    stage("the window test: Put and Flush to rank 0")
     window.Put(word, 0, comm.rank)
     window.Flush(0)
+    stage("waiting for the other ranks after Put and Flush")
     comm.Barrier()
     window.Sync()
     lost = [rank for rank, value in enumerate(words) if value != rank + 1]
@@ -124,7 +135,9 @@ def window_problem(comm: MPI.Intracomm) -> tuple[bool, list[int]]:
     return unified, lost
 
 
-def progress_waits(comm: MPI.Intracomm, busy_s: float = BUSY_S) -> list[float]:
+def progress_waits(
+    comm: MPI.Intracomm, busy_s: float = BUSY_S, stage: Callable[[str], None] = _silent
+) -> list[float]:
     """[s] how long each rank's Put and Flush took while rank 0 computed for ``busy_s`` without a
     call of MPI; 0 for rank 0 itself.  Collective.
     """
@@ -143,8 +156,10 @@ def progress_waits(comm: MPI.Intracomm, busy_s: float = BUSY_S) -> list[float]:
         else:
             time.sleep(busy_s / 10)  # rank 0 has left the barrier
             begin = time.perf_counter()
+            stage("the progress test: Put and Flush while rank 0 computes")
             window.Put(data, 0, comm.rank * PUT_BYTES)
             window.Flush(0)
+            stage("waiting for the other ranks after the progress test")
         took = time.perf_counter() - begin if comm.rank else 0.0
     comm.Barrier()
     window.Unlock_all()
