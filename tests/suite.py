@@ -36,14 +36,14 @@ LIMITS_S = {
     "environment": 900,
     "horovod": 900,
     "lint": 300,
-    "unit": 900,
-    "launch": 600,
+    "unit": 1200,
+    "launch": 900,
     "mpi": 300,
     "cluster": 900,
     "slurm": 900,
 }
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
-BUDGET_S = 3000
+BUDGET_S = 4500
 PREFIX = "left out: "
 LACKING = 3
 """Exit status of .ci/horovod_build.py when this machine lacks something for the build."""
