@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from aladdin_mpi.algorithms.base import Topology
+from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.errors import CheckpointError, ConfigError
 from aladdin_mpi.runtime import checkpoint
+from aladdin_mpi.runtime.clock import StepClock
+from aladdin_mpi.runtime.loader import PartitionedLoader
+from aladdin_mpi.runtime.state import from_plain, restore_rng
 
-__all__ = ["Restart", "describe", "find", "locate"]
+__all__ = [
+    "Restart",
+    "describe",
+    "find",
+    "locate",
+    "restore_counters",
+    "restore_loader",
+    "restore_parameters",
+    "restore_state",
+]
 
 
 @dataclass(frozen=True)
@@ -153,3 +170,86 @@ def describe(restart: Restart, run: Path, workers: int, servers: int) -> str:
             "i takes the optimizer of worker i or 0, the current epoch is shared out anew"
         )
     return text
+
+
+def restore_counters(restart: Restart, clock: StepClock, link: Any, num_workers: int) -> None:
+    """Iterations and samples of this worker."""
+    state, worker = restart.state, link.worker
+    clock.iteration, clock.epoch = state["iteration"], state["epoch"]
+    link.steps = clock.iteration
+    if restart.same:
+        clock.own_samples, clock.samples = state["own_samples"], state["unpushed_samples"]
+    else:
+        share, rest = divmod(restart.seen, num_workers)
+        clock.own_samples = share + (worker < rest)
+    link.own_samples = clock.own_samples
+
+
+def restore_parameters(
+    restart: Restart, topology: Topology, at: int, end: Any, params: FlatParams,
+    buffers: FlatBuffers, num_workers: int,
+) -> None:  # fmt: skip
+    """Those of optimizer ``at``; collective.
+
+    The server's global model; where there is none, what this worker had (in lockstep), or the mean
+    of what all had, as messages that were on their way are lost.
+
+    Raises
+    ------
+    CheckpointError
+        They are another model's.
+    """
+    if topology is Topology.SERVER:
+        frame = end.fetch()
+        params.assign(frame.params)
+        buffers.assign(frame.floats, frame.counts)
+        return
+    state = restart.state
+    if at >= len(state["parameters"]) or params.size != len(state["parameters"][at]):
+        raise CheckpointError("--resume: the checkpoint was made with another model")
+    x, floats = (from_plain(state[name][at]) for name in ("parameters", "floats"))
+    if topology is Topology.PEER or not restart.same:
+        end.start_sum(x).wait()
+        x /= num_workers
+        if floats.size:
+            end.start_sum(floats).wait()
+            floats /= num_workers
+    params.assign(x)
+    buffers.assign(floats, from_plain(state["counts"][at]))
+
+
+def restore_state(
+    restart: Restart, topology: Topology, at: int, optimizer: torch.optim.Optimizer, worker: Any
+) -> None:
+    """The state of optimizer ``at``, and the algorithm's where no messages of it are lost.
+
+    Raises
+    ------
+    CheckpointError
+        It is another optimizer's.
+    """
+    state = restart.state
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(state["optimizers"][at])
+    except (ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(
+            f"--resume: the checkpoint was made with another optimizer or model ({error})"
+        ) from None
+    if not restart.own:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+    if topology is not Topology.PEER and restart.same:
+        worker.load_state_dict(from_plain(state["algorithms"][at]))
+
+
+def restore_loader(restart: Restart, at: int, loader: PartitionedLoader, num_workers: int) -> None:
+    """Where loader ``at`` was, and the random numbers from there on."""
+    state = restart.state
+    if at >= len(state["loaders"]):
+        return
+    place = dict(state["loaders"][at])
+    if not restart.same and loader.length:
+        taken = restart.seen - max(place["base"], 0) - place["epoch"] * loader.length
+        place["taken"] = max(0, taken) // num_workers
+    loader.resume(place, partial(restore_rng, state["rng"]) if restart.own else lambda: None)

@@ -21,7 +21,7 @@ from aladdin_mpi.algorithms import Algorithm, find
 from aladdin_mpi.algorithms.base import Topology, flag
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.core.wire import Frame
-from aladdin_mpi.errors import AladdinError, CheckpointError, ConfigError, ModelError
+from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind, Stop
 from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.record.schema import EventKind
@@ -35,9 +35,13 @@ from aladdin_mpi.runtime.options import check_plan, check_slow, configure
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.reducers import make_reducer
-from aladdin_mpi.runtime.restart import Restart
+from aladdin_mpi.runtime.restart import (
+    restore_counters,
+    restore_loader,
+    restore_parameters,
+    restore_state,
+)
 from aladdin_mpi.runtime.spread import SpreadLog
-from aladdin_mpi.runtime.state import from_plain, restore_rng
 from aladdin_mpi.runtime.worker import Driver
 
 __all__ = [
@@ -227,27 +231,14 @@ def init(
     writer = job.writer(settings.plan.keep)
     session.cuts = WorkerCuts(session, writer, settings.plan)
     if job.restart is not None:
-        _go_on(session, job.restart)
+        restore_counters(job.restart, clock, link, len(job.roles.workers))
+        session.cuts.done = job.restart.number
     if not served:
         first = job.restart.number if job.restart else 0
         session.calls = PeerCuts(
             session.cuts, link, clock, settings.plan, chosen, first, writer
         )  # fmt: skip
     signals.call(partial(ask_to_stop, link))
-
-
-def _go_on(session: _Worker, restart: Restart) -> None:
-    """The counters of a checkpoint; models and loaders follow when they are made."""
-    clock, state = session.clock, restart.state
-    clock.iteration, clock.epoch = state["iteration"], state["epoch"]
-    session.link.steps = clock.iteration
-    if restart.same:
-        clock.own_samples, clock.samples = state["own_samples"], state["unpushed_samples"]
-    else:
-        share, rest = divmod(restart.seen, size())
-        clock.own_samples = share + (rank() < rest)
-    session.link.own_samples = clock.own_samples
-    session.cuts.done = restart.number
 
 
 def _as_yaml(
@@ -373,10 +364,12 @@ def DistributedOptimizer(
         buffers.assign(start.floats, start.counts)
     restart = session.job.restart
     if restart is not None:
-        _restore_parameters(session, restart, end, params, buffers)
+        restore_parameters(
+            restart, session.algorithm.topology, len(session.drivers), end, params, buffers, size()
+        )
     worker = session.algorithm.worker(session.options, params, size())
     if restart is not None:
-        _restore_state(session, restart, optimizer, worker)
+        restore_state(restart, session.algorithm.topology, len(session.drivers), optimizer, worker)
     served = session.algorithm.topology is Topology.SERVER
     driver = Driver(
         optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
@@ -407,50 +400,6 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _restore_parameters(
-    session: _Worker, restart: Restart, end: Any, params: FlatParams, buffers: FlatBuffers
-) -> None:
-    """The server's global model; where there is none, what this worker had (in lockstep), or the
-    mean of what all had, as messages that were on their way are lost.
-    """
-    at, state = len(session.drivers), restart.state
-    if session.algorithm.topology is Topology.SERVER:
-        frame = end.fetch()
-        params.assign(frame.params)
-        buffers.assign(frame.floats, frame.counts)
-        return
-    if params.size != len(state["parameters"][at]):
-        raise CheckpointError(f"--resume {session.settings.resume}: made with another model")
-    x, floats = (from_plain(state[name][at]) for name in ("parameters", "floats"))
-    if session.algorithm.topology is Topology.PEER or not restart.same:
-        end.start_sum(x).wait()
-        x /= size()
-        if floats.size:
-            end.start_sum(floats).wait()
-            floats /= size()
-    params.assign(x)
-    buffers.assign(floats, from_plain(state["counts"][at]))
-
-
-def _restore_state(
-    session: _Worker, restart: Restart, optimizer: torch.optim.Optimizer, worker: Any
-) -> None:
-    """The optimizer's state, and the algorithm's where no messages of it are lost."""
-    at, state = len(session.drivers), restart.state
-    rates = [group["lr"] for group in optimizer.param_groups]
-    try:
-        optimizer.load_state_dict(state["optimizers"][at])
-    except (ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(
-            f"--resume {session.settings.resume}: made with another optimizer or model ({error})"
-        ) from None
-    if not restart.own:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-    if session.algorithm.topology is not Topology.PEER and restart.same:
-        worker.load_state_dict(from_plain(state["algorithms"][at]))
-
-
 def partition(loader: DataLoader[Any]) -> PartitionedLoader:
     """This worker's part of the data; the epoch ends when all workers together are through."""
     session = _running()
@@ -461,14 +410,8 @@ def partition(loader: DataLoader[Any]) -> PartitionedLoader:
         session.link.tell(RequestKind.LENGTH, (float(made.length),))
         if session.calls is not None:
             session.calls.length = made.length
-    restart, at = session.job.restart, len(session.loaders)
-    if restart is not None and at < len(restart.state["loaders"]):
-        where = dict(restart.state["loaders"][at])
-        if not restart.same and made.length:
-            taken = restart.seen - max(where["base"], 0) - where["epoch"] * made.length
-            where["taken"] = max(0, taken) // size()
-        state = restart.state["rng"]
-        made.resume(where, partial(restore_rng, state) if restart.own else lambda: None)
+    if session.job.restart is not None:
+        restore_loader(session.job.restart, len(session.loaders), made, size())
     session.loaders.append(made)
     return made
 
