@@ -79,20 +79,24 @@ def _together(
     waits = probe.progress_waits(comm, stage=watchdog.stage)
     watchdog.stage("the end of MPI")
     level: Level = comm.bcast(
-        _judge(everybody, start, unified, lost, waits, show) if everybody else None
+        _judge(everybody, found["library"], start, unified, lost, waits, show)
+        if everybody
+        else None
     )
     probe.stop()
     return level
 
 
 def _judge(
-    everybody: list[tuple[str, list[Finding], machine.Place]], start: Finding, unified: bool,
-    lost: list[int], waits: list[float], show: Callable[[Finding], None],
+    everybody: list[tuple[str, list[Finding], machine.Place]], library: str, start: Finding,
+    unified: bool, lost: list[int], waits: list[float], show: Callable[[Finding], None],
 ) -> Level:  # fmt: skip
     from aladdin_mpi.comm.probe import BUSY_S
 
     who = [name for name, _, _ in everybody]
     findings: list[Any] = [start, *merge([findings for _, findings, _ in everybody], who)]
+    hosts = len({place.host for _, _, place in everybody})
+    findings += judging.judge_transport(library, os.environ, hosts, machine.has_infiniband())
     findings.append(judging.judge_windows(unified, [who[rank] for rank in lost]))
     findings.append(judging.judge_progress(waits, BUSY_S, who))
     findings += judging.judge_cores([place for _, _, place in everybody], who)

@@ -19,6 +19,7 @@ __all__ = [
     "judge_progress",
     "judge_slurm",
     "judge_start",
+    "judge_transport",
     "judge_windows",
     "launcher_hint",
     "slurm_mpi",
@@ -175,6 +176,17 @@ def launcher_hint(library: str, environ: Mapping[str, str]) -> str:
     if not theirs or mine == "unknown" or mine == theirs or {mine, theirs} == MPICH_LIKE:
         return ""
     return f"the launcher is of {theirs}, the library is {mine}: use the mpiexec of {mine}"
+
+
+def judge_transport(
+    library: str, environ: Mapping[str, str], hosts: int, infiniband: bool
+) -> Iterator[Finding]:
+    """Open MPI's one-sided communication by UCX has failed over TCP between hosts."""
+    if family(library) == "Open MPI" and hosts > 1 and not infiniband:
+        if "ucx" not in environ.get("OMPI_MCA_osc", "ucx").partition("^")[0]:
+            return
+        text = f"{hosts} hosts without InfiniBand: UCX's windows may end with an endpoint timeout"
+        yield Finding(Level.WARNING, "MPI transport", text, "mpiexec --mca osc ^ucx")
 
 
 def judge_gpus(gpus: Sequence[str], cuda: bool | None) -> Finding:

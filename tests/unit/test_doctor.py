@@ -131,6 +131,18 @@ def test_windows_and_progress() -> None:
     assert slow.found.endswith("calls MPI: rank 3 on node7") and slow.advice
 
 
+def test_open_mpi_over_tcp() -> None:
+    def judge(*facts: object) -> list[Finding]:
+        return list(judging.judge_transport(*facts))  # type: ignore[arg-type]
+
+    (warning,) = judge(OPEN_MPI, {}, 2, False)
+    assert warning.level is Level.WARNING and "--mca osc ^ucx" in warning.advice
+    assert judge(OPEN_MPI, {"OMPI_MCA_osc": "^ucx"}, 2, False) == []
+    assert judge(OPEN_MPI, {"OMPI_MCA_osc": "rdma"}, 2, False) == []
+    assert judge(OPEN_MPI, {}, 1, False) == judge(OPEN_MPI, {}, 2, True) == []
+    assert judge(MPICH, {}, 2, False) == []
+
+
 def test_cores_of_ranks_that_share() -> None:
     both = (0, 1)
     (enough,) = judging.judge_cores([Place("a", both), Place("a", both), Place("b", both)], WHO[:3])
