@@ -16,13 +16,12 @@ from aladdin_mpi.cli import machine
 from aladdin_mpi.cli.children import answers, module, run
 from aladdin_mpi.cli.findings import Finding, Level
 from aladdin_mpi.cli.judging import (
-    family,
     judge_folder,
     judge_gpus,
     judge_horovod,
     judge_mpi,
-    judge_slurm,
 )
+from aladdin_mpi.cli.launchers import family, judge_slurm
 from aladdin_mpi.cli.machine import stale_files
 
 __all__ = ["Finding", "Level", "alone", "basic", "judge_mpi", "stale_files"]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aladdin_mpi.cli import checks, judging, machine
+from aladdin_mpi.cli import checks, judging, launchers, machine
 from aladdin_mpi.cli.findings import Finding, Level, merge
 from aladdin_mpi.cli.watchdog import Watchdog
 from aladdin_mpi.errors import launch_rank
@@ -61,15 +61,15 @@ def _together(
         text = f"{who}: {' '.join(str(error).split())}"
         show(Finding(Level.ERROR, "MPI", text, checks.INSTALL_MPI))
         return Level.ERROR
-    if hint := judging.launcher_hint(found["library"], os.environ):
+    if hint := launchers.launcher_hint(found["library"], os.environ):
         watchdog.stage(f"the start of MPI -> {hint}")
     comm, more = probe.start()
     found |= more
     mine.append(Finding(Level.OK, "mpi4py", found["mpi4py"], same=found["mpi4py"]))
     mine += judging.judge_mpi({**found, "unified": True}, "")
     mine.append(judging.judge_gpus(seen, found["cuda"]))
-    mine += judging.judge_slurm(os.environ, found["library"])
-    start = judging.judge_start(found["size"], found["library"], os.environ)
+    mine += launchers.judge_slurm(os.environ, found["library"])
+    start = launchers.judge_start(found["size"], found["library"], os.environ)
     if start.level is Level.ERROR:  # every rank is alone and has found the same
         probe.stop()
         return _show_all([*mine, start], show if launch_rank() == 0 else None)
@@ -79,20 +79,24 @@ def _together(
     waits = probe.progress_waits(comm, stage=watchdog.stage)
     watchdog.stage("the end of MPI")
     level: Level = comm.bcast(
-        _judge(everybody, start, unified, lost, waits, show) if everybody else None
+        _judge(everybody, found["library"], start, unified, lost, waits, show)
+        if everybody
+        else None
     )
     probe.stop()
     return level
 
 
 def _judge(
-    everybody: list[tuple[str, list[Finding], machine.Place]], start: Finding, unified: bool,
-    lost: list[int], waits: list[float], show: Callable[[Finding], None],
+    everybody: list[tuple[str, list[Finding], machine.Place]], library: str, start: Finding,
+    unified: bool, lost: list[int], waits: list[float], show: Callable[[Finding], None],
 ) -> Level:  # fmt: skip
     from aladdin_mpi.comm.probe import BUSY_S
 
     who = [name for name, _, _ in everybody]
     findings: list[Any] = [start, *merge([findings for _, findings, _ in everybody], who)]
+    hosts = len({place.host for _, _, place in everybody})
+    findings += launchers.judge_transport(library, os.environ, hosts, machine.has_infiniband())
     findings.append(judging.judge_windows(unified, [who[rank] for rank in lost]))
     findings.append(judging.judge_progress(waits, BUSY_S, who))
     findings += judging.judge_cores([place for _, _, place in everybody], who)

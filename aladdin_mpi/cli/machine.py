@@ -14,7 +14,16 @@ from aladdin_mpi.cli.children import run
 from aladdin_mpi.cli.findings import Finding, Level
 from aladdin_mpi.cli.judging import Place
 
-__all__ = ["cores", "here", "network", "python", "settings", "shared_memory", "stale_files"]
+__all__ = [
+    "cores",
+    "has_infiniband",
+    "here",
+    "network",
+    "python",
+    "settings",
+    "shared_memory",
+    "stale_files",
+]
 
 SHARED_MEMORY = Path("/dev/shm")
 LITTLE_BYTES = 256 * 2**20
@@ -90,6 +99,11 @@ def network(timeout_s: float, root: Path = Path("/sys/class")) -> Finding:
         pairs = [line.split(":", 1)[1].strip() for line in lines if "Transport:" in line]
         text += f"; UCX transports: {', '.join(dict.fromkeys(pairs)) or problem or 'none'}"
     return Finding(Level.OK, "network", text)
+
+
+def has_infiniband(root: Path = Path("/sys/class")) -> bool:
+    """Whether there is an InfiniBand (or RoCE) device."""
+    return any((root / "infiniband").glob("*"))
 
 
 def _first(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aladdin_mpi.cli import judging, machine
+from aladdin_mpi.cli import judging, launchers, machine
 from aladdin_mpi.cli.findings import Finding, Level, merge
 from aladdin_mpi.cli.judging import Place
 from aladdin_mpi.record.filesystem import try_folder
@@ -79,33 +79,33 @@ def test_what_only_some_ranks_say_is_said_with_their_names() -> None:
 def test_singletons_are_an_error(
     library: str, environ: dict[str, str], level: Level, words: str
 ) -> None:
-    finding = judging.judge_start(1, library, environ)
+    finding = launchers.judge_start(1, library, environ)
     assert finding.level is level and words in finding.advice
-    assert judging.judge_start(4, library, environ).level is Level.OK
+    assert launchers.judge_start(4, library, environ).level is Level.OK
 
 
 def test_the_mpi_type_of_srun() -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-    (wrong,) = judging.judge_slurm({**step, "PMI_RANK": "0", "PMI_FD": "9"}, OPEN_MPI)
+    (wrong,) = launchers.judge_slurm({**step, "PMI_RANK": "0", "PMI_FD": "9"}, OPEN_MPI)
     assert wrong.level is Level.WARNING
     assert "srun --mpi=pmi2" in wrong.found and "srun --mpi=pmix" in wrong.advice
-    (right,) = judging.judge_slurm({**step, "PMIX_NAMESPACE": "x"}, OPEN_MPI)
+    (right,) = launchers.judge_slurm({**step, "PMIX_NAMESPACE": "x"}, OPEN_MPI)
     assert right.level is Level.OK and right.found == "job 7, srun --mpi=pmix"
-    (none,) = judging.judge_slurm(step, MPICH)
+    (none,) = launchers.judge_slurm(step, MPICH)
     assert none.level is Level.WARNING and "--mpi=none" in none.found
-    (by_mpiexec,) = judging.judge_slurm({**step, "HYDI_CONTROL_FD": "7"}, MPICH)
+    (by_mpiexec,) = launchers.judge_slurm({**step, "HYDI_CONTROL_FD": "7"}, MPICH)
     assert by_mpiexec.level is Level.OK
-    assert list(judging.judge_slurm({}, MPICH)) == []
+    assert list(launchers.judge_slurm({}, MPICH)) == []
 
 
 def test_a_suspect_launcher_is_named_before_mpi_starts() -> None:
-    assert "use the mpiexec of MPICH" in judging.launcher_hint(MPICH, {"PRTE_LAUNCHED": "1"})
-    assert "use the mpiexec of Open MPI" in judging.launcher_hint(
+    assert "use the mpiexec of MPICH" in launchers.launcher_hint(MPICH, {"PRTE_LAUNCHED": "1"})
+    assert "use the mpiexec of Open MPI" in launchers.launcher_hint(
         OPEN_MPI, {"HYDI_CONTROL_FD": "1"}
     )
-    assert judging.launcher_hint(MPICH, {"HYDI_CONTROL_FD": "1"}) == ""
-    assert judging.launcher_hint("Intel(R) MPI Library", {"HYDI_CONTROL_FD": "1"}) == ""
-    assert judging.launcher_hint(OPEN_MPI, {}) == ""
+    assert launchers.launcher_hint(MPICH, {"HYDI_CONTROL_FD": "1"}) == ""
+    assert launchers.launcher_hint("Intel(R) MPI Library", {"HYDI_CONTROL_FD": "1"}) == ""
+    assert launchers.launcher_hint(OPEN_MPI, {}) == ""
 
 
 def test_thread_levels() -> None:
@@ -129,6 +129,18 @@ def test_windows_and_progress() -> None:
     assert "after 3 ms at most" in fast.found and not fast.advice
     slow = judging.judge_progress([0, 0.001, 0.002, 0.9], 1.0, WHO)
     assert slow.found.endswith("calls MPI: rank 3 on node7") and slow.advice
+
+
+def test_open_mpi_over_tcp() -> None:
+    def judge(*facts: object) -> list[Finding]:
+        return list(launchers.judge_transport(*facts))  # type: ignore[arg-type]
+
+    (warning,) = judge(OPEN_MPI, {}, 2, False)
+    assert warning.level is Level.WARNING and "--mca osc ^ucx" in warning.advice
+    assert judge(OPEN_MPI, {"OMPI_MCA_osc": "^ucx"}, 2, False) == []
+    assert judge(OPEN_MPI, {"OMPI_MCA_osc": "rdma"}, 2, False) == []
+    assert judge(OPEN_MPI, {}, 1, False) == judge(OPEN_MPI, {}, 2, True) == []
+    assert judge(MPICH, {}, 2, False) == []
 
 
 def test_cores_of_ranks_that_share() -> None:
