@@ -5,21 +5,22 @@ What the scripts themselves do is in ``test_requeue.py``; here real trainings wr
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cluster import SlurmCluster
+from cluster import Job, SlurmCluster
 from scripts import write
 
 from aladdin_mpi.errors import RecordError
-from aladdin_mpi.record.hdf5 import open_rank_file
+from aladdin_mpi.record.reading import open_rank_file, rank_path
 
 pytestmark = pytest.mark.timeout(240)
 
-EPOCHS, STOP_AFTER, LIMIT_S = 8, 2.0, 150
+EPOCHS, STOP_IN, LIMIT_S = 8, 2, 150
 OPTIONS = {"nodes": 2, "ntasks-per-node": 1, "cpus-per-task": 1}
 TRAINING = (
     f"(--dataset digits --model mlp --algorithm aladdin --epochs {EPOCHS} --batch-size 64 "
@@ -27,50 +28,65 @@ TRAINING = (
 )
 
 
-def passes(folder: Path) -> float:
-    """Return how far a run was at its last evaluation [epochs], from all logs of its folder."""
-    last = 0.0
-    for path in folder.rglob("rank*.h5"):
+def last_epoch(folder: Path) -> int:
+    """Return the epoch of the worker's last step, from all logs of a run; −1 before the first."""
+    last = -1
+    for path in folder.glob("rank0001*.h5"):
         try:
             with open_rank_file(path) as file:
-                last = max([last, *np.asarray(file["evals"]["epoch"])])
+                last = max([last, *np.asarray(file["steps"]["epoch"])])
         except (RecordError, OSError, KeyError):
             continue  # a file that is being made
     return last
 
 
-def started(slurm: SlurmCluster, folder: Path, programs: Path) -> str:
-    """Submit the training and wait until it is under way."""
+class Stopped(NamedTuple):
+    """A job that was stopped in the middle, after its end."""
+
+    job: Job
+    folder: Path
+    output: str
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    slurm: SlurmCluster, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Stopped]:
+    """Two jobs at a time; one gets a signal, the other one loses a node."""
     slurm.settle()
     variables = {"TRAINING": TRAINING, "OUT": "run", "CPU_BIND": "none"}
-    number = slurm.submit(write(folder, "train_cpu", OPTIONS, variables, programs))
-    end = time.monotonic() + LIMIT_S
-    while passes(folder / "run") < STOP_AFTER:
-        job = slurm.job(number)
-        output = folder / "train_cpu.out"
-        shown = output.read_text() if output.exists() else ""
-        assert time.monotonic() < end and job.state in ("PENDING", "RUNNING"), shown + job.text
-        time.sleep(0.2)
-    return number
+    folders = {what: tmp_path_factory.mktemp(what) for what in ("signal", "node")}
+    numbers = {}
+    # Slurm takes the first nodes that it may: whatever else the second job gets, it has h3.
+    for what, excluded in (("signal", "h3,h4"), ("node", "h1")):
+        options = {**OPTIONS, "exclude": excluded}
+        script = write(folders[what], "train_cpu", options, variables, programs)
+        numbers[what] = slurm.submit(script)
+    with contextlib.ExitStack() as stack:
+        end, waiting = time.monotonic() + LIMIT_S, set(numbers)
+        while waiting:
+            for what in [w for w in waiting if last_epoch(folders[w] / "run") >= STOP_IN]:
+                waiting.remove(what)
+                if what == "signal":
+                    slurm.call("scancel", "-s", "USR1", numbers[what])
+                else:
+                    stack.enter_context(slurm.down_node("h3"))
+            jobs = [slurm.job(numbers[what]) for what in waiting]
+            running = all(job.state in ("PENDING", "RUNNING") for job in jobs)
+            shown = "".join(job.output() + job.text for job in jobs)
+            assert time.monotonic() < end and running, shown
+            time.sleep(0.2)
+        ended = {what: slurm.wait(number, LIMIT_S) for what, number in numbers.items()}
+    return {
+        what: Stopped(ended[what], folders[what] / "run", ended[what].output()) for what in ended
+    }
 
 
-def check_end(slurm: SlurmCluster, folder: Path, number: str) -> None:
-    """The job was queued again once, went on, and did all its epochs, and no more."""
-    ended = slurm.wait(number, LIMIT_S)
-    output = (folder / "train_cpu.out").read_text()
-    assert (ended.state, ended.restarts) == ("COMPLETED", 1), output
-    assert EPOCHS <= passes(folder / "run") < EPOCHS + 1, output
-    assert (folder / "run" / "model.pt").exists()
-    assert re.search("resum", output, re.IGNORECASE), output
-
-
-def test_a_signal(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
-    number = started(slurm, tmp_path, programs)
-    slurm.call("scancel", "-s", "USR1", number)
-    check_end(slurm, tmp_path, number)
-
-
-def test_a_node_that_goes_down(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
-    number = started(slurm, tmp_path, programs)
-    with slurm.down_node("h2"):
-        check_end(slurm, tmp_path, number)
+@pytest.mark.parametrize("what", ["signal", "node"])
+def test_it_goes_on_and_does_all_epochs(stopped: dict[str, Stopped], what: str) -> None:
+    job, folder, output = stopped[what]
+    assert (job.state, job.restarts) == ("COMPLETED", 1), output
+    assert last_epoch(folder) == EPOCHS - 1, output
+    assert (folder / "model.pt").exists()
+    with open_rank_file(rank_path(folder, 1, 1)) as file:
+        assert np.asarray(file["steps"]["epoch"])[0] >= 1, "the second part does not begin anew"
