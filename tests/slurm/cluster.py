@@ -322,10 +322,7 @@ class SlurmCluster:
         return found
 
     def settle(self) -> None:
-        """Cancel what a test has left, and wait until all nodes are idle: jobs get the first ones.
-
-        Slurm hands out nodes in the order of their names.
-        """
+        """Cancel what a test has left, and wait until all nodes are idle."""
         if not self._all_idle():
             self.call("scancel", "--user=root")
             self._await("idle nodes", self._all_idle, time.monotonic() + 60)

@@ -40,6 +40,15 @@ def last_epoch(folder: Path) -> int:
     return last
 
 
+def hosts(folder: Path) -> set[str]:
+    """Return where the ranks of a run are."""
+    found = set()
+    for path in folder.glob("rank*.h5"):
+        with open_rank_file(path) as file:
+            found.add(str(file.attrs["host"]))
+    return found
+
+
 class Stopped(NamedTuple):
     """A job that was stopped in the middle, after its end."""
 
@@ -57,7 +66,6 @@ def stopped(
     variables = {"TRAINING": TRAINING, "OUT": "run", "CPU_BIND": "none"}
     folders = {what: tmp_path_factory.mktemp(what) for what in ("signal", "node")}
     numbers = {}
-    # Slurm takes the first nodes that it may: whatever else the second job gets, it has h3.
     for what, excluded in (("signal", "h3,h4"), ("node", "h1")):
         options = {**OPTIONS, "exclude": excluded}
         script = write(folders[what], "train_cpu", options, variables, programs)
@@ -70,7 +78,8 @@ def stopped(
                 if what == "signal":
                     slurm.call("scancel", "-s", "USR1", numbers[what])
                 else:
-                    stack.enter_context(slurm.down_node("h3"))
+                    ours = hosts(folders[what] / "run") - {"h1", "h2"}  # not the other job's
+                    stack.enter_context(slurm.down_node(min(ours)))
             jobs = [slurm.job(numbers[what]) for what in waiting]
             running = all(job.state in ("PENDING", "RUNNING") for job in jobs)
             shown = "".join(job.output() + job.text for job in jobs)

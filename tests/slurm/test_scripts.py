@@ -54,7 +54,7 @@ def test_cpu(slurm: SlurmCluster, tmp_path: Path, programs: Path, launcher: str)
     _, job, output = run(slurm, tmp_path, programs, "train_cpu", THREE_NODES, variables)
     assert job.state == "COMPLETED", output
     assert (tmp_path / "run" / "model.pt").exists()
-    assert hosts_of(tmp_path / "run") == ["h1", "h2", "h3"]
+    assert len(set(hosts_of(tmp_path / "run"))) == 3
 
 
 def test_gpu(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
@@ -64,7 +64,8 @@ def test_gpu(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     _, job, output = run(slurm, tmp_path, programs, "train_gpu_ib", options, variables)
     assert job.state == "COMPLETED", output
     assert (tmp_path / "run" / "model.pt").exists()
-    assert hosts_of(tmp_path / "run") == ["h2", "h2", "h3"]
+    server, beside, other = hosts_of(tmp_path / "run")
+    assert server == beside != other
 
 
 def test_hetjob(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
@@ -76,7 +77,9 @@ def test_hetjob(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     _, job, output = run(slurm, tmp_path, programs, "train_hetjob", options, variables)
     assert job.state == "COMPLETED", output
     assert (tmp_path / "run" / "model.pt").exists()
-    assert hosts_of(tmp_path / "run") == ["h1", "h2", "h3"], "rank 0, the server, on the CPU node"
+    server, *workers = hosts_of(tmp_path / "run")
+    assert server == "h1", "rank 0, the server, on the CPU node"
+    assert len(set(workers) - {server}) == 2
 
 
 @pytest.mark.first_mpi
@@ -103,8 +106,8 @@ def test_links(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     options = {**THREE_NODES, "nodes": 2}
     _, job, output = run(slurm, tmp_path, programs, "bench_links", options, variables)
     assert job.state == "COMPLETED", output
-    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["h2.csv"]
-    assert "h2 to h1" in output
+    (table,) = (tmp_path / "tables").iterdir()
+    assert table.suffix == ".csv" and f"{table.stem} to h" in output
 
 
 WRONG = {"mpich": "none", "openmpi": "pmi2"}
@@ -142,7 +145,7 @@ def test_the_command_submits(slurm: SlurmCluster, tmp_path: Path, stand_in: Path
     assert (status, errors) == (0, "")
     assert slurm.wait(number.strip(), 30).state == "COMPLETED"
     tasks = said(stand_in, number.strip())
-    assert [task["node"] for task in tasks] == ["h1", "h2"]
+    assert len({task["node"] for task in tasks}) == 2
     assert tasks[0]["arguments"][-4:] == ["--algorithm", "asp", "--lr", "1"]
     assert (tmp_path / f"aladdin-{number.strip()}.out").exists()
 
