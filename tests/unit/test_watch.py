@@ -400,9 +400,11 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def started(*args: object) -> subprocess.Popen[str]:
+    """As a terminal starts it; the tests themselves may run where Ctrl-C is ignored."""
     return subprocess.Popen(
         [sys.executable, "-m", "aladdin_mpi", "watch", *map(str, args)], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
