@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from aladdin_mpi.messages import Phase
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.workload.partition import PartitionSampler
 
-__all__ = ["PartitionedLoader", "batch_length"]
+__all__ = ["PartitionedLoader", "batch_length", "children_without_signals"]
 
 
 def batch_length(batch: Any) -> int:
@@ -58,6 +60,20 @@ def _runs_again() -> bool:
             guard = isinstance(statement, ast.If) and "'__name__'" in ast.dump(statement.test)
             return not guard
     return False
+
+
+@contextmanager
+def children_without_signals() -> Iterator[None]:
+    """Processes that are started inside, those of loaders, never see SIGUSR1 and SIGTERM: schedulers
+    send them to all processes of a rank, and they are for the rank alone.
+
+    A blocked signal stays blocked in children, whatever starts them; here it comes afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class PartitionedLoader:
@@ -185,7 +201,8 @@ class PartitionedLoader:
             self._base = clock.seen_samples() - self._epoch * sampler.length
         self._epoch += 1
         clock.fetching()
-        batches = iter(self._loader)
+        with children_without_signals():
+            batches = iter(self._loader)
         while not self._should_stop():
             shared = sampler is not None and self._shared
             if shared and clock.seen_samples() - self._base >= self._epoch * sampler.length:  # type: ignore[operator, union-attr]

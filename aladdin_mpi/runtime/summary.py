@@ -13,7 +13,7 @@ from rich.table import Table
 
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record import schema
-from aladdin_mpi.record.reading import open_rank_file
+from aladdin_mpi.record.reading import next_part, open_rank_file, rank_path
 
 __all__ = ["Summary", "print_summary", "summarize"]
 
@@ -142,8 +142,9 @@ def _add_times(table: Table, summary: Summary) -> None:
 
 
 def _tables(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Steps and evaluations of every worker whose file can be read."""
-    for path in sorted(folder.glob("rank*.h5")):
+    """Steps and evaluations of every worker whose file can be read, since the run's last start."""
+    part = max(next_part(folder) - 1, 0)
+    for path in sorted(folder.glob(rank_path("", 0, part).name.replace("0000", "*", 1))):
         try:
             with open_rank_file(path) as file:
                 if file.attrs["role"] in ("worker", b"worker"):

@@ -21,6 +21,7 @@ from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.optim import LAMB, LARS
 from aladdin_mpi.runtime.compute import Compute, EmulatedCompute, Placement, evaluate
 from aladdin_mpi.runtime.folder import save_model
+from aladdin_mpi.runtime.loader import children_without_signals
 from aladdin_mpi.runtime.summary import print_summary
 from aladdin_mpi.workload.arrays import DataBundle, collate
 from aladdin_mpi.workload.data import dataset_names, load_dataset
@@ -211,7 +212,7 @@ class _Training:
     def _evaluate(self, epoch: int) -> None:
         """Worker 0 evaluates the global model, outside the timed step; the others go on."""
         if self.am.rank() == 0 and not self.config.emulate_compute:
-            with self.am.global_parameters(self.model) as info:
+            with self.am.global_parameters(self.model) as info, children_without_signals():
                 result = evaluate(self.model, self.test, self.place)
             self.am.log_evaluation(epoch, *result, info)
 

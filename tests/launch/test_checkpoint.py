@@ -121,6 +121,26 @@ def test_a_signal_to_any_rank_stops_all_with_a_checkpoint(
 
 
 @pytest.mark.first_mpi
+def test_a_signal_to_all_processes_spares_those_of_the_loaders(tmp_path):
+    """As Slurm sends it."""
+    folder = tmp_path / "run"
+    argv = [
+        sys.executable, "-m", "aladdin_mpi", "train", "--dataset", "digits", "--model", "mlp",
+        "--epochs", "100000", "--workers", "1", "--eval-every", "0", "--progress", "off", "--out",
+        str(folder),
+    ]  # fmt: skip
+    with Started(command(3, argv), env=environment()) as started:
+        running(folder, 1)
+        running(folder, 2)
+        for pid in started.pids():
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line.startswith(sys.executable.encode() + b"\0"):
+                os.kill(pid, signal.SIGUSR1)
+        assert started.wait(60) == 75
+    assert checkpoint.complete(folder, 1)
+
+
+@pytest.mark.first_mpi
 def test_the_time_limit_stops_and_the_run_goes_on_with_other_workers(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(RunFailed) as caught:
