@@ -64,8 +64,9 @@ def _runs_again() -> bool:
 
 @contextmanager
 def children_without_signals() -> Iterator[None]:
-    """Processes that are started inside, those of loaders, never see SIGUSR1 and SIGTERM: schedulers
-    send them to all processes of a rank, and they are for the rank alone.
+    """Processes that are started inside, those of loaders, never see SIGUSR1 and SIGTERM.
+
+    Schedulers send them to all processes of a rank, and they are for the rank alone.
 
     A blocked signal stays blocked in children, whatever starts them; here it comes afterwards.
     """
