@@ -265,7 +265,7 @@ def ablation(runs: Sequence[Run]) -> Figure:
     left.set_xlabel("epochs of all workers together")
     left.set_ylabel("test accuracy [%]")
     _legend(left, min(len(names), 6))
-    right.set_xticks(range(len(names)), _wrapped(names), fontsize=8)
+    right.set_xticks(range(len(names)), names, fontsize=8, rotation=30, ha="right")
     low = min(bar.get_height() for bar in right.patches)
     right.set_ylim(max(0.0, low - 10), min(102.0, right.get_ylim()[1] + 1))
     right.set_ylabel("final test accuracy [%]")

@@ -90,6 +90,7 @@ class WorkerPort(TimedPort):
         self.num_workers, self.slots = num_workers, end.slots
         self._end, self._buffers, self._rates = end, buffers, rates
         self._active = num_workers  # when the steps that are not pushed yet were begun
+        self._version = 0  # of the copy fetched last
         self._meta: dict[int, tuple[int, int, bool, int]] = {}
         end.on_sent = self._sent
 
@@ -112,6 +113,7 @@ class WorkerPort(TimedPort):
         np.copyto(frame.floats, self._buffers.floats)
         np.copyto(frame.counts, self._buffers.counts)
         clock, sequence = self._clock, self._end.next_sequence
+        header.setdefault("version", self._version)
         push = Push(
             self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
             iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active,
@@ -159,6 +161,7 @@ class WorkerPort(TimedPort):
     def fetch(self) -> np.ndarray:
         with self._blocked():
             frame = self._end.fetch()
+        self._version = frame.read_reply().version
         return frame.params
 
     def push_limit(self, in_flight: str) -> int:
