@@ -292,9 +292,15 @@ esac
 
 
 RUN = """
+# The program that this shell finds; Open MPI's mpirun would look beside itself first.
+aladdin=$(command -v aladdin-mpi) || {
+  echo "aladdin-mpi is not on the PATH: load your environment above the line" >&2
+  exit 127
+}
+
 # In the background, so that the shell takes signals: USR1 asks for a checkpoint and an end, and the
 # launcher hands it on to all tasks. TERM means that Slurm ends the job, or requeues it, by itself.
-"${start[@]}" aladdin-mpi train --out "$OUT" --resume auto --checkpoint-minutes 10 \\
+"${start[@]}" "$aladdin" train --out "$OUT" --resume auto --checkpoint-minutes 10 \\
   "${TRAINING[@]}" &
 launcher=$! signalled=1 ending=0
 trap 'signalled=1; kill -USR1 $launcher' USR1
