@@ -1,11 +1,11 @@
-"""What the analysis rests on and costs: how a step is split, and how long a large run takes to read.
+"""What the analysis rests on and costs: the split of a step, the time to read a large run.
 
     python bench/analysis.py split --iterations 60
     python bench/analysis.py load --ranks 16 --rows 100000
 
 ``split`` trains two workers with every algorithm for some steps, real computing on Fashion-MNIST,
-and prints the smallest and the largest share of a worker's step that the measured parts explain.  ``load`` writes a log and reads
-its rows as frames, in a process of its own each time.
+and prints the smallest and the largest share of a worker's step that the measured parts explain.
+``load`` writes a log and reads its rows as frames, in a process of its own each time.
 """
 
 from __future__ import annotations
