@@ -69,6 +69,20 @@ class RunConfig(BaseModel):
     algorithm: str = _field("Algorithm", "aladdin", "how the workers are synchronized")
     algorithm_options: dict[str, Any] = _field("Algorithm", {}, "the algorithm's own options")
 
+    servers: int = _field(
+        "Servers", 1, "ranks that serve, each a part of the parameters; the others are workers",
+        ge=1,
+    )  # fmt: skip
+    max_shard_bytes: int = _field(
+        "Servers", 0, "bytes of a part at most; 0: one part per server", ge=0
+    )
+    shard_by: Literal["memory", "layer"] = _field(
+        "Servers", "memory", "cut into equal parts, or keep layers whole"
+    )
+    server_placement: Literal["first", "spread"] = _field(
+        "Servers", "first", "the first ranks serve, or first ranks of nodes at equal distances"
+    )
+
     epochs: float = _field("Length", 5.0, "passes of all workers together over the data", gt=0)
     max_iterations: int | None = _field("Length", None, "end after so many steps per worker", ge=1)
 

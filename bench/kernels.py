@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from aladdin_mpi.core import kernels
-from aladdin_mpi.core.flat import aligned_zeros
+from aladdin_mpi.core.vector import aligned_zeros
 
 COPY, OURS, NUMPY, TORCH, PASSES = "copy", "ours", "numpy", "torch", "k passes"
 COLUMNS = ["kernel", "moves", "ours_gb_per_s", "copy_gb_per_s", "numpy_gb_per_s", "torch_gb_per_s"]

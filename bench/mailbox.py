@@ -117,7 +117,7 @@ class Sender:
 
 def serve(comm: MPI.Intracomm, layout: FrameLayout, slots: int, total: int) -> Callable[[], None]:
     """Acknowledge ``total`` messages; return what frees the inbox."""
-    inbox = Inbox(comm, [ORIGIN], layout, slots)
+    inbox = Inbox(comm, 1, layout, slots)
     notices = SmallSender(comm, TAG_NOTICE, NOTICE)
     while total or not notices.idle:
         comm.Iprobe()

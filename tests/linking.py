@@ -94,7 +94,7 @@ class Loop:
         if self.count(RequestKind.REGISTER) % self.num_workers:
             return
         try:
-            end = self.link.open_channel()
+            end = self.link.open_channel(len(self.sums))
         except ModelError as error:
             self.errors.append(error)
             return

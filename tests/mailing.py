@@ -89,7 +89,7 @@ class Server:
         self._comm = comm
         self.num_workers = comm.size - 1
         self.stop = False
-        self._inbox = Inbox(comm, list(range(1, comm.size)), layout, slots)
+        self._inbox = Inbox(comm, comm.size - 1, layout, slots)
         self._notices = SmallSender(comm, TAG_NOTICE, NOTICE)
 
     def poll(self) -> list[Arrival]:

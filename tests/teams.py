@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from aladdin_mpi.algorithms.base import Topology
 from aladdin_mpi.comm.inprocess import InProcess
 from aladdin_mpi.comm.inprocess_peers import InProcessPeers
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
-from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.messages import ChannelSpec, RequestKind
 from aladdin_mpi.record.recorder import MemoryFile, Recorder
 from aladdin_mpi.runtime.clock import StepClock
@@ -30,6 +29,13 @@ from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.progress import Progress
 from aladdin_mpi.runtime.reducers import RangeReducer
 from aladdin_mpi.runtime.server import ServerLoop
+from aladdin_mpi.runtime.sharded import (
+    ShardedPort,
+    ShardedWorker,
+    Sharding,
+    open_channels,
+    per_optimizer,
+)
 from aladdin_mpi.runtime.worker import Driver
 
 Gradient = Callable[[int, np.ndarray, int], np.ndarray]
@@ -48,21 +54,24 @@ do not move are 3 away.
 """
 
 TARGET = np.array([1.0, -2.0, 0.5, 3.0])
+SHARDED_SIZE = 56
+"""Elements that make four blocks of 64 bytes: not the same for each of three servers."""
 
 
 def towards(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
-    """The gradient of a quadratic with its minimum at TARGET."""
-    return x - TARGET
+    """The gradient of a quadratic with its minimum at TARGET, repeated to the vector's size."""
+    return x - np.resize(TARGET, x.size)
 
 
 def mixed(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
     """Another quadratic on each worker, and another in each iteration."""
-    return (1 + worker / 4) * x - TARGET * (1 + np.cos(worker + iteration))
+    target = np.resize(TARGET, x.size)
+    return (1 + worker / 4) * x - target * (1 + np.cos(worker + iteration))
 
 
 def steady(worker: int, x: np.ndarray, iteration: int) -> np.ndarray:
     """A gradient that does not depend on the parameters."""
-    return TARGET * (1 + worker) + iteration
+    return np.resize(TARGET, x.size) * (1 + worker) + iteration
 
 
 @dataclass
@@ -81,6 +90,7 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     dtype: torch.dtype = torch.float32
+    servers: int = 1
     iterations: Callable[[int], int] = lambda worker: 20
     before_step: Callable[[int, int], None] = lambda worker, iteration: time.sleep(2e-4)
 
@@ -96,6 +106,37 @@ def toy(name: str, gradient: Gradient = towards, **settings: Any) -> Training:
     """A training with the options of QUICK and those given."""
     options = {**QUICK.get(name, {}), **settings.pop("options", {})}
     return Training(name, gradient, options, **settings)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, and with how many servers."""
+
+    name: str
+    servers: int = 1
+
+    def __str__(self) -> str:
+        return self.name if self.servers == 1 else f"{self.name}-{self.servers}-servers"
+
+    @property
+    def target(self) -> np.ndarray:
+        """The quadratic's minimum."""
+        return np.resize(TARGET, 4 if self.servers == 1 else SHARDED_SIZE)
+
+    def toy(self, gradient: Gradient = towards, **settings: Any) -> Training:
+        """A training, of a vector that can be shared out."""
+        return toy(
+            self.name, gradient, servers=self.servers, size=self.target.size, **settings
+        )  # fmt: skip
+
+
+def cases(names: Iterable[str], servers: tuple[int, ...] = (3,)) -> list[Case]:
+    """Those algorithms, and those with a server also with so many."""
+    found = [Case(name) for name in names]
+    for case in list(found):
+        if find(case.name).topology is Topology.SERVER:
+            found += [Case(case.name, count) for count in servers]
+    return found
 
 
 @dataclass
@@ -124,18 +165,26 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
         training.momentum, training.weight_decay,
     )  # fmt: skip
 
-    def initial(frame: Frame) -> None:
-        params.read(frame.params)
-
-    end, _ = link.open_channel(spec, initial)
+    ranges = Sharding(training.servers).ranges(params)
+    end, _ = open_channels(link, spec, ranges, params, buffers)
     file = MemoryFile()
     with Recorder(file) as recorder:
         clock = StepClock(link, num_workers)
-        worker = row.worker(training.config(), params, num_workers)
-        served = row.topology is Topology.SERVER
+        served, sharded = row.topology is Topology.SERVER, len(ranges) > 1
+
+        def algorithm(vector: Any) -> Any:
+            return row.worker(training.config(), vector, num_workers)
+
+        worker = algorithm(params)
+        if sharded:
+            gradients = "server_applies" in row.traits or (
+                getattr(training.config(), "push", "") == "gradient"
+            )
+            worker = ShardedWorker(algorithm, params, ranges, gradients)
+        make_port = ShardedPort if sharded else WorkerPort
         driver = Driver(
             optimizer, params, buffers, worker, end, link, clock, recorder, num_workers, "skip",
-            lambda text: None, WorkerPort if served else partial(PeerPort, seed=0),
+            lambda text: None, make_port if served else partial(PeerPort, seed=0),
         )  # fmt: skip
         if not served:
             driver.port.reducer = RangeReducer(params, end)
@@ -150,7 +199,7 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
             driver.step(optimizer.step)
         own = model.x.detach().float().numpy().copy()
         driver.finish()
-        for frame in link.close(lambda: None):
+        for frame in per_optimizer([end], link.close(lambda: None)):
             params.assign(frame.params)
     final = model.x.detach().float().numpy().copy()
     return Result(own, final, worker, file, model.x.dtype)
@@ -173,7 +222,9 @@ def run(num_workers: int, training: Training, timeout: float = 20.0) -> list[Res
     results: list[Any] = [None] * num_workers
     errors: list[BaseException] = []
     served = training.row.topology is Topology.SERVER
-    world: Any = (InProcess if served else InProcessPeers)(num_workers)
+    world: Any = (
+        InProcess(num_workers, servers=training.servers) if served else InProcessPeers(num_workers)
+    )
 
     def work(index: int) -> None:
         try:
@@ -181,15 +232,17 @@ def run(num_workers: int, training: Training, timeout: float = 20.0) -> list[Res
         except BaseException as error:
             errors.append(error)
             if served:
-                world.workers[index].ask(RequestKind.BYE)
+                for server in world.servers:
+                    world.workers[index].ask(server, RequestKind.BYE)
             else:
                 world.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(num_workers)]
     if served:
-        threads.append(
-            threading.Thread(target=serve, args=(world.server, num_workers, training), daemon=True)
-        )
+        threads += [
+            threading.Thread(target=serve, args=(server, num_workers, training), daemon=True)
+            for server in world.servers
+        ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -122,7 +122,7 @@ class PendingGradients:
         return ready
 
     def collect(self, params: FlatParams, port: Port) -> bool:
-        if self._ready is None and params.direct:
+        if self._ready is None and params.streams:
             self._ready = self._watch(params, port)
         if self._frame is not None and self._ready is not None and not self._ready.changed:
             self._ready.complete()

@@ -32,12 +32,13 @@ __all__ = ["InProcess"]
 
 
 class InProcess:
-    """A world of ``num_workers`` workers and a server.
+    """A world of ``num_workers`` workers and some servers.
 
     Parameters
     ----------
     slots : int
         Pushes that a worker may have on its way.
+    servers : int
     arrives : callable
         ``arrives(kind, worker) -> bool`` for the message at the head of a queue; ``kind`` is
         ``push``, ``notice`` or ``reply``.
@@ -48,13 +49,18 @@ class InProcess:
         num_workers: int,
         slots: int = 2,
         arrives: Callable[[str, int], bool] = lambda kind, worker: True,
+        servers: int = 1,
     ) -> None:
         self.num_workers, self.slots, self.arrives = num_workers, slots, arrives
         self.lock = Lock()
-        self.requests: deque[Request] = deque()
         self.specs: list[tuple[ChannelSpec, Frame, Event]] = []
+        self.servers = [_ServerLink(self, index) for index in range(servers)]
         self.workers = [_WorkerLink(self, index) for index in range(num_workers)]
-        self.server = _ServerLink(self)
+
+    @property
+    def server(self) -> _ServerLink:
+        """The first one."""
+        return self.servers[0]
 
 
 class _Incoming:
@@ -67,8 +73,9 @@ class _Incoming:
 
 
 class _WorkerChannel:
-    def __init__(self, link: _WorkerLink, index: int, layout: FrameLayout) -> None:
+    def __init__(self, link: _WorkerLink, index: int, server: int, layout: FrameLayout) -> None:
         self.index, self.layout, self.slots = index, layout, link.world.slots
+        self._server = link.world.servers[server]
         self.acknowledged = 0
         self.last_notice: Notice | None = None
         self.send_time_s = 0.0
@@ -111,8 +118,11 @@ class _WorkerChannel:
         time.sleep(1e-4)
 
     def fetch(self) -> Frame:
-        self._link.ask(RequestKind.FETCH, self.index)
+        self.ask_copy()
         return self.wait_copy()
+
+    def ask_copy(self) -> None:
+        self._link.ask(self._server, RequestKind.FETCH, self.index)
 
     def wait_copy(self) -> Frame:
         while not self.copies:
@@ -124,17 +134,20 @@ class _WorkerLink:
     def __init__(self, world: InProcess, worker: int) -> None:
         self.world, self.worker = world, worker
         self.notice = Notice(0, 0, 0, 0, 0, 0, world.num_workers, 0)
-        self.notices: deque[Notice] = deque()
+        self.notices: list[deque[Notice]] = [deque() for _ in world.servers]
         self.phase_since = time.monotonic()
         self.phase, self.steps, self.own_samples = Phase.START, 0, 0
         self.channels: list[_WorkerChannel] = []
 
-    def ask(self, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()) -> None:
+    def ask(
+        self, server: _ServerLink, kind: RequestKind, channel: int = 0,
+        values: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
         request = Request(kind, self.worker, self.phase, 0.0, self.steps, channel, values)
-        self.world.requests.append(request)
+        server.asked.append(request)
 
     def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
-        self.ask(kind, values=values)
+        self.ask(self.world.server, kind, values=values)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         call(*args)
@@ -144,19 +157,23 @@ class _WorkerLink:
 
     def deliver(self) -> None:
         """Take in the notices that have arrived."""
-        while self.notices and self.world.arrives("notice", self.worker):
-            self.notice = notice = self.notices.popleft()
-            if notice.sequence:
-                channel = self.channels[notice.channel]
-                channel.acknowledged, channel.last_notice = notice.sequence, notice
-                channel.on_sent(SendTimes(0.0, 0.0, 0.0, 0.0, channel.layout.frame_bytes), notice)
+        for server, notices in enumerate(self.notices):
+            while notices and self.world.arrives("notice", self.worker):
+                notice = notices.popleft()
+                if server == 0:
+                    self.notice = notice
+                if notice.sequence:
+                    channel = self.channels[notice.channel]
+                    channel.acknowledged, channel.last_notice = notice.sequence, notice
+                    times = SendTimes(0.0, 0.0, 0.0, 0.0, channel.layout.frame_bytes)
+                    channel.on_sent(times, notice)
 
     def open_channel(
-        self, spec: ChannelSpec, initial: Callable[[Frame], None]
+        self, spec: ChannelSpec, initial: Callable[[Frame], None], server: int = 0
     ) -> tuple[_WorkerChannel, Frame]:
         layout = FrameLayout(spec.size, spec.floats, spec.counts)
         index = len(self.channels)
-        channel = _WorkerChannel(self, index, layout)
+        channel = _WorkerChannel(self, index, server, layout)
         self.channels.append(channel)
         with self.world.lock:
             if len(self.world.specs) == index:
@@ -166,11 +183,12 @@ class _WorkerLink:
             initial(first)
             filled.set()
         filled.wait()
-        self.ask(RequestKind.REGISTER, index)
+        self.ask(self.world.servers[server], RequestKind.REGISTER, index)
         return channel, first
 
     def close(self, at_end: Callable[[], None]) -> list[Frame]:
-        self.ask(RequestKind.BYE)
+        for server in self.world.servers:
+            self.ask(server, RequestKind.BYE)
         return [channel.wait_copy() for channel in self.channels]
 
 
@@ -216,29 +234,30 @@ class _ServerChannel:
 
 
 class _ServerLink:
-    def __init__(self, world: InProcess) -> None:
-        self.world = world
-        self.opened = 0
+    def __init__(self, world: InProcess, index: int) -> None:
+        self.world, self.index = world, index
+        self.opened: set[int] = set()
+        self.asked: deque[Request] = deque()
 
     def progress(self) -> bool:
         return True
 
     def requests(self) -> list[Request]:
-        waiting = self.world.requests
+        waiting = self.asked
         found = [waiting.popleft() for _ in range(len(waiting))]
-        early = [r for r in found if r.kind is RequestKind.FETCH and r.channel >= self.opened]
+        early = [r for r in found if r.kind is RequestKind.FETCH and r.channel not in self.opened]
         waiting.extend(early)  # over MPI nobody asks before the channel is open
         return [request for request in found if request not in early]
 
     def notify(self, worker: int, notice: Notice) -> None:
-        self.world.workers[worker].notices.append(notice)
+        self.world.workers[worker].notices[self.index].append(notice)
 
     def may_beat(self, worker: int) -> bool:
-        return not self.world.workers[worker].notices
+        return not self.world.workers[worker].notices[self.index]
 
-    def open_channel(self) -> _ServerChannel:
-        self.opened += 1
-        return _ServerChannel(self.world, self.opened - 1)
+    def open_channel(self, index: int) -> _ServerChannel:
+        self.opened.add(index)
+        return _ServerChannel(self.world, index)
 
     def close(self) -> None:
         """Nothing is under way."""

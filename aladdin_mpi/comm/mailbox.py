@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from aladdin_mpi.core.flat import ALIGN
+from aladdin_mpi.core.vector import ALIGN
 from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.errors import CommunicationError, LaunchError
 
@@ -75,18 +75,17 @@ class Inbox:
     Parameters
     ----------
     comm : MPI.Comm
-        A communicator of the mailbox's own; ``origins`` are ranks of it, message rings in this
-        order.
+        A communicator of the mailbox's own.
+    origins : int
+        How many ranks send.
     layout : FrameLayout
     slots : int
         Messages that an origin may have under way.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, origins: list[int], layout: FrameLayout, slots: int
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, origins: int, layout: FrameLayout, slots: int) -> None:
         self.layout = layout
-        count = len(origins) * slots
+        count = origins * slots
         self._windows = _Windows(comm, comm.rank, count * layout.frame_bytes, count * ALIGN)
         memory: Any = self._windows
         raw = np.frombuffer(memory.frames, np.uint8)
@@ -94,14 +93,14 @@ class Inbox:
         words = np.frombuffer(memory.words, np.int64)
         words.fill(0)
         self._windows.words.Sync()
-        self._words = words.reshape(len(origins), slots, ALIGN // 8)[:, :, 0]
+        self._words = words.reshape(origins, slots, ALIGN // 8)[:, :, 0]
         step = layout.frame_bytes
         self._frames = [
             [Frame(layout, raw[(i * slots + s) * step :][:step]) for s in range(slots)]
-            for i in range(len(origins))
+            for i in range(origins)
         ]
         self._slots = slots
-        self._next = [1] * len(origins)
+        self._next = [1] * origins
         comm.Barrier()  # nobody puts before the words are zero
 
     def poll(self) -> list[Arrival]:

@@ -1,4 +1,4 @@
-"""The server's link to its workers: windows for pushes, non-blocking sends for everything else.
+"""A server's link to its workers: windows for pushes, non-blocking sends for everything else.
 
 No call here waits for a worker: a send that is stuck keeps its own buffer and delays nobody else.
 """
@@ -54,9 +54,9 @@ class ServerChannel:
         self.index, self.spec, self.layout = index, opening.spec, opening.layout
         self.slots = opening.slots
         self._link, self._comm = link, opening.comm
-        self._inbox = Inbox(opening.comm, link.workers, opening.layout, opening.slots)
+        self._inbox = Inbox(opening.comm, len(link.workers), opening.layout, opening.slots)
         self.initial = opening.layout.new_frame()
-        broadcast(opening, self.initial, link.workers[0])
+        broadcast(opening, self.initial, 1)
         self._replies = [_Sending() for _ in link.workers]
         self._copies = [_Sending() for _ in link.workers]
 
@@ -122,12 +122,14 @@ class ServerLink:
     ----------
     comm : MPI.Intracomm
         Servers and workers; a communicator of the link's own.
+    group : MPI.Intracomm
+        This server, as rank 0, and the workers.
     workers : list of int
-        Ranks of the workers, in order.
+        Ranks of the workers in ``comm``, in order.
     """
 
-    def __init__(self, comm: MPI.Intracomm, workers: list[int]) -> None:
-        self.comm, self.workers = comm, workers
+    def __init__(self, comm: MPI.Intracomm, group: MPI.Intracomm, workers: list[int]) -> None:
+        self.comm, self.group, self.workers = comm, group, workers
         self.channels: list[ServerChannel] = []
         self._notices = SmallSender(comm, TAG_NOTICE, NOTICE)
         self._requests = SmallReceiver(comm, TAG_REQUEST, REQUEST, workers, unpack_request)
@@ -155,9 +157,9 @@ class ServerLink:
         """No small message to this worker is stuck."""
         return not self._notices.pending_to(self.workers[worker])
 
-    def open_channel(self) -> ServerChannel:
-        """Open the next channel; collective, when all workers have asked for it."""
-        channel = ServerChannel(self, len(self.channels), agree(self.comm, self.comm.rank, None))
+    def open_channel(self, index: int) -> ServerChannel:
+        """Open the channel of this number; collective, when all workers have asked for it."""
+        channel = ServerChannel(self, index, agree(self.group, 0, None))
         self.channels.append(channel)
         return channel
 

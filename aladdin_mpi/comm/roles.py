@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -22,7 +24,9 @@ __all__ = [
     "library",
     "one_per_node_first",
     "open_world",
+    "server_groups",
     "shared_cores",
+    "spread_over",
 ]
 
 _SIZE_VARIABLES = (
@@ -40,8 +44,10 @@ class Roles:
     ----------
     rank, size : int
         In the world.
+    servers : tuple of int
+        Ranks of the servers, in order; rank 0 is the first one.
     server : int
-        Rank of the server; −1 where there is none.
+        Index among the servers; −1 on a worker.
     worker : int
         Index among the workers; −1 on a server.
     workers : tuple of int
@@ -52,6 +58,7 @@ class Roles:
 
     rank: int
     size: int
+    servers: tuple[int, ...]
     server: int
     worker: int
     workers: tuple[int, ...]
@@ -60,7 +67,9 @@ class Roles:
     @property
     def who(self) -> str:
         """How a message of this rank begins."""
-        role = "server" if self.worker < 0 else f"worker {self.worker}"
+        role = f"worker {self.worker}" if self.server < 0 else "server"
+        if len(self.servers) > 1 and self.server >= 0:
+            role += f" {self.server}"
         return f"rank {self.rank} ({role}):"
 
 
@@ -90,9 +99,10 @@ def open_world(need: int = 2) -> MPI.Intracomm:
                     "'aladdin-mpi doctor' shows both"
                 )
     if size < need:
+        servers = "a server" if need == 2 else f"{need - 1} servers"
         raise _everywhere(
-            f"{size} rank(s), but a server and at least one worker are needed: start with "
-            "mpiexec -n 5 for 4 workers"
+            f"{size} rank(s), but {servers} and at least one worker are needed: start with "
+            f"mpiexec -n {need + 3} for 4 workers"
         )
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise _everywhere(
@@ -118,16 +128,50 @@ def agree(comm: MPI.Comm, error: AladdinError | None) -> None:
             raise shared
 
 
-def find_roles(comm: MPI.Comm, servers: int) -> Roles:
-    """The first ``servers`` ranks (0 or 1) serve, all others work.  Collective."""
+def find_roles(comm: MPI.Comm, servers: int, spread: bool = False) -> Roles:
+    """Some ranks serve, all others work.  Collective.
+
+    Servers are the first ranks; or, ``spread``, the first one of each of some nodes, at equal
+    distances (several of a node where there are more servers than nodes).
+    """
     rank, size = comm.rank, comm.size
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
     here = node.allgather(rank)
     node.Free()
-    workers = tuple(range(servers, size))
-    local = [r for r in here if r >= servers]
-    place = local.index(rank) if rank in local else -1
-    return Roles(rank, size, 0 if servers else -1, rank - servers, workers, place)
+    serving = tuple(range(servers))
+    if spread:
+        nodes = list(dict.fromkeys(tuple(ranks) for ranks in comm.allgather(here)))
+        serving = spread_over(nodes, servers)
+    workers = tuple(r for r in range(size) if r not in serving)
+    local = [r for r in here if r in workers]
+    return Roles(
+        rank, size, serving, serving.index(rank) if rank in serving else -1,
+        workers.index(rank) if rank in workers else -1, workers,
+        local.index(rank) if rank in local else -1,
+    )  # fmt: skip
+
+
+def spread_over(nodes: Sequence[Sequence[int]], servers: int) -> tuple[int, ...]:
+    """The ranks that serve, in order, of ``nodes`` with their ranks: see :func:`find_roles`."""
+    left = [list(ranks) for ranks in nodes]
+    chosen: list[int] = []
+    while len(chosen) < servers:
+        there = [ranks for ranks in left if ranks]
+        wanted = min(servers - len(chosen), len(there))
+        chosen += [there[i * len(there) // wanted].pop(0) for i in range(wanted)]
+    return tuple(sorted(chosen))
+
+
+def server_groups(comm: MPI.Intracomm, roles: Roles) -> list[MPI.Intracomm]:
+    """For each server a communicator of it, as rank 0, and the workers, in order; COMM_NULL on the
+    other servers.  Collective.
+    """
+    groups: list[Any] = []
+    for server in roles.servers:
+        inside = roles.worker >= 0 or roles.rank == server
+        key = 0 if roles.rank == server else 1 + roles.rank
+        groups.append(comm.Split(0 if inside else MPI.UNDEFINED, key))
+    return groups
 
 
 def shared_cores(comm: MPI.Comm) -> int:

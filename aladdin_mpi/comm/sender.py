@@ -1,11 +1,11 @@
-"""A worker's link to the server: pushes through the mailbox, replies by posted receives."""
+"""A worker's link to the servers: pushes through the mailbox, replies by posted receives."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -59,8 +59,9 @@ class WorkerChannel:
         ``on_sent(times, notice)`` for every acknowledged push, on the communication thread.
     """
 
-    def __init__(self, link: WorkerLink, index: int, opening: Opening) -> None:
-        self.index, self.slots, self.layout = index, opening.slots, opening.layout
+    def __init__(self, link: WorkerLink, index: int, server: int, opening: Opening) -> None:
+        self.index, self.server = index, server
+        self.slots, self.layout = opening.slots, opening.layout
         self.acknowledged = 0
         self.last_notice: Notice | None = None
         self.send_time_s = 0.0
@@ -81,7 +82,7 @@ class WorkerChannel:
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
         self._copy: Frame | None = None
-        self._box = Outbox(opening.comm, link.server, link.worker, opening.layout, opening.slots)
+        self._box = Outbox(opening.comm, 0, link.worker, opening.layout, opening.slots)
 
     # -- training thread --------------------------------------------------------------------------
 
@@ -136,8 +137,12 @@ class WorkerChannel:
 
     def fetch(self) -> Frame:
         """The server's current parameters and buffers, until the next call; waits for them."""
-        self._link.post(self._ask_copy)
+        self.ask_copy()
         return self.wait_copy()
+
+    def ask_copy(self) -> None:
+        """Ask for the server's current parameters and buffers; :meth:`wait_copy` has them."""
+        self._link.post(self._ask_copy)
 
     def wait_copy(self) -> Frame:
         """Wait for a copy that is on its way."""
@@ -149,7 +154,7 @@ class WorkerChannel:
     # -- communication thread ---------------------------------------------------------------------
 
     def _receive(self, frame: Frame, tag: int) -> tuple[Frame, list[MPI.Request]]:
-        comm, server = self._link.comm, self._link.server
+        comm, server = self._link.comm, self.server
         return frame, [
             comm.Irecv((frame.raw[a:b], b - a, MPI.BYTE), server, tag)
             for a, b in pieces(self.layout.frame_bytes)
@@ -157,7 +162,7 @@ class WorkerChannel:
 
     def _ask_copy(self) -> None:
         self.expect_copy()
-        self._link.send(RequestKind.FETCH, channel=self.index)
+        self._link.send_to(self.server, RequestKind.FETCH, self.index)
 
     def expect_copy(self) -> None:
         """Post the receive of a copy."""
@@ -228,14 +233,16 @@ class WorkerChannel:
 
 
 class WorkerLink(CommThread):
-    """All that a worker exchanges with the server.
+    """All that a worker exchanges with the servers.
 
     Parameters
     ----------
     comm : MPI.Intracomm
         Servers and workers; a communicator of the link's own.
-    server : int
-        The server's rank.
+    servers : sequence of int
+        The servers' ranks; the first one's word is :attr:`notice`.
+    groups : sequence of MPI.Intracomm
+        For each server, it and the workers, it as rank 0.
     worker : int
         This worker's index.
     on_failure : callable
@@ -246,30 +253,33 @@ class WorkerLink(CommThread):
     Attributes
     ----------
     notice : Notice
-        The server's last word.
+        The first server's last word.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
-        server: int,
+        servers: Sequence[int],
+        groups: Sequence[MPI.Intracomm],
         worker: int,
         num_workers: int,
         on_failure: Callable[[BaseException], None],
         among_workers: MPI.Intracomm,
     ) -> None:
-        super().__init__(comm, [server], worker, num_workers, on_failure, among_workers)
-        self.server = server
+        super().__init__(comm, servers, worker, num_workers, on_failure, among_workers)
+        self.servers, self._groups = servers, groups
         self.channels: list[WorkerChannel] = []
-        self._notices = SmallReceiver(comm, TAG_NOTICE, NOTICE, [server], unpack_notice)
+        self._notices = [
+            SmallReceiver(comm, TAG_NOTICE, NOTICE, [server], unpack_notice) for server in servers
+        ]
         self._thread.start()
 
     # -- any thread -------------------------------------------------------------------------------
 
     def open_channel(
-        self, spec: ChannelSpec, initial: Callable[[Frame], None]
+        self, spec: ChannelSpec, initial: Callable[[Frame], None], server: int = 0
     ) -> tuple[WorkerChannel, Frame]:
-        """Open the next channel; collective over all workers and the server.
+        """Open the next channel, to one of the servers; collective over it and all workers.
 
         ``initial`` fills a frame with this worker's values; the frame that is returned holds
         worker 0's, which all start from.
@@ -277,16 +287,20 @@ class WorkerLink(CommThread):
 
         def open_() -> tuple[WorkerChannel, Frame]:
             index = len(self.channels)
-            self.send(RequestKind.REGISTER, channel=index)
-            opening = agree(self.comm, self.server, spec)
-            channel = WorkerChannel(self, index, opening)
+            self.send_to(self.servers[server], RequestKind.REGISTER, index)
+            opening = agree(self._groups[server], 0, spec)
+            channel = WorkerChannel(self, index, self.servers[server], opening)
             frame = opening.layout.new_frame()
             initial(frame)
-            broadcast(opening, frame, 0 if self.server else 1)
+            broadcast(opening, frame, 1)
             self.channels.append(channel)
             return channel, frame
 
         return self.ask(open_)
+
+    def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
+        """Send a small message to the first server, which leads; does not wait."""
+        self.post(self.send_to, self.servers[0], kind, 0, values)
 
     def close(self, at_end: Callable[[], None]) -> list[Frame]:
         """Say goodbye, wait for everybody, and free all; collective.
@@ -306,7 +320,8 @@ class WorkerLink(CommThread):
             self.ask(lambda: None)
 
         def free() -> None:
-            self._notices.cancel()
+            for receiver in self._notices:
+                receiver.cancel()
             for channel in self.channels:
                 channel.close()
 
@@ -322,9 +337,11 @@ class WorkerLink(CommThread):
     def _listen(self) -> None:
         for channel in self.channels:
             channel.progress()
-        for notice in self._notices.poll():
-            self.notice = notice
-            self.heard_s[self.server] = time.monotonic()
-            if notice.sequence:
-                channel = self.channels[notice.channel]
-                channel.on_sent(channel.acknowledge(notice), notice)
+        for server, receiver in zip(self.servers, self._notices, strict=True):
+            for notice in receiver.poll():
+                if server == self.servers[0]:
+                    self.notice = notice
+                self.heard_s[server] = time.monotonic()
+                if notice.sequence:
+                    channel = self.channels[notice.channel]
+                    channel.on_sent(channel.acknowledge(notice), notice)

@@ -159,7 +159,7 @@ class CommThread:
         self._next_beat = time.monotonic() + BEAT_S
 
     def send_to(
-        self, listener: int, kind: RequestKind, channel: int, values: tuple[float, ...]
+        self, listener: int, kind: RequestKind, channel: int = 0, values: tuple[float, ...] = ()
     ) -> None:
         """Send a small message to one of them."""
         record = self._requests.record()

@@ -1,12 +1,7 @@
 """A model as one contiguous vector.
 
 The trainable parameters of an optimizer become views of one flat tensor per dtype and device, so
-that pushing and mixing are single passes of a kernel over memory.  What travels, and what the
-server holds, is float32 whatever the parameters are: Δ/n would vanish in bfloat16.
-
-A float32 model on the CPU is worked on in place.  Any other dtype or device goes through a
-float32 vector in host memory, the *shadow*, that is gathered before a difference and scattered
-after a mix.
+that pushing and mixing are single passes of a kernel over memory (:mod:`~aladdin_mpi.core.vector`).
 """
 
 from __future__ import annotations
@@ -17,23 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aladdin_mpi.core import kernels
+from aladdin_mpi.core.vector import ELEMENTS, FlatVector, Segment, aligned_zeros
 from aladdin_mpi.errors import ModelError
 
-__all__ = ["ALIGN", "Entry", "FlatBuffers", "FlatParams", "aligned_zeros"]
-
-ALIGN = 64
-"""[bytes] alignment of every vector and of every parameter in it."""
-
-_ELEMENTS = ALIGN // 4
-
-
-def aligned_zeros(size: int, dtype: type = np.float32) -> np.ndarray:
-    """Zeros that begin on a 64-byte border."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size * itemsize + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
-    return raw[start : start + size * itemsize].view(dtype)
+__all__ = ["Entry", "FlatBuffers", "FlatParams"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +30,7 @@ class Entry:
     group: int
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """A run of parameters with one dtype on one device; ``start:stop`` of the flat vector."""
-
-    flat: torch.Tensor
-    start: int
-    stop: int
-
-
-class FlatParams:
+class FlatParams(FlatVector):
     """The trainable parameters of one optimizer as one vector.
 
     Parameters
@@ -72,16 +45,12 @@ class FlatParams:
     Attributes
     ----------
     passes : int
-    size : int
-        Elements of the vector, padding included.
     entries : tuple of Entry
         The layout, the same on all ranks.
-    x : ndarray of float32, shape (size,)
-        The parameters: their own memory, or the shadow (see the module's docstring).
     parameters : list of Parameter
         In the order of the layout.
-    direct : bool
-        All of them are float32 on the CPU: there is no shadow.
+    streams : bool
+        Ranges of the gradient may be looked at while the backward pass still runs.
 
     Notes
     -----
@@ -117,7 +86,7 @@ class FlatParams:
         )
         self.parameters = [parameter for _, parameter, _ in ordered]
         self._names = [name for name, _, _ in ordered]
-        self._segments: list[_Segment] = []
+        segments: list[Segment] = []
         entries: list[Entry] = []
         start, run = 0, 0
         for index in range(1, len(ordered) + 1):
@@ -127,29 +96,21 @@ class FlatParams:
                 p.device,
             ):
                 continue
-            start = self._flatten(ordered[run:index], start, entries)
-            run = index
-        self.size = start
+            segments.append(self._flatten(ordered[run:index], start, entries))
+            start, run = segments[-1].stop, index
+        super().__init__(segments)
+        self.streams = self.direct
         self.entries = tuple(entries)
-        only = self._segments[0]
-        self.direct = (
-            len(self._segments) == 1
-            and only.flat.dtype == torch.float32
-            and only.flat.device.type == "cpu"
-        )
-        self.x = only.flat.numpy() if self.direct else aligned_zeros(self.size)
-        self._before = None if self.direct else aligned_zeros(self.size)
         self._probe = 0
         self._homes: dict[int, list[torch.Tensor]] = {}
-        self._gather()
 
     def _flatten(
         self,
         items: list[tuple[str, torch.nn.Parameter, int]],
         start: int,
         entries: list[Entry],
-    ) -> int:
-        """Move a run of parameters into one flat tensor; returns where the next run starts."""
+    ) -> Segment:
+        """Move a run of parameters into one flat tensor."""
         first = items[0][1]
         if not first.dtype.is_floating_point:
             raise ModelError(
@@ -161,7 +122,7 @@ class FlatParams:
             entries.append(
                 Entry(name, tuple(p.shape), str(p.dtype).split(".")[-1], start, p.numel(), group)
             )
-            start += -(-p.numel() // _ELEMENTS) * _ELEMENTS
+            start += -(-p.numel() // ELEMENTS) * ELEMENTS
         length = start - begin
         if first.device.type == "cpu" and first.dtype == torch.float32:
             flat = torch.from_numpy(aligned_zeros(length))
@@ -170,8 +131,7 @@ class FlatParams:
         with torch.no_grad():
             for entry, (_, p, _) in zip(entries[-len(items) :], items, strict=True):
                 p.data = self._view(flat, entry.start - begin, p).copy_(p.data)
-        self._segments.append(_Segment(flat, begin, start))
-        return start
+        return Segment(flat, begin, start)
 
     @staticmethod
     def _view(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
@@ -180,100 +140,16 @@ class FlatParams:
         dense = torch.empty_like(like, memory_format=torch.preserve_format)
         return piece.as_strided(like.shape, dense.stride())
 
-    def new_vector(self) -> np.ndarray:
-        """Zeros of the vector's size, float32, aligned."""
-        return aligned_zeros(self.size)
-
     def group_ranges(self) -> list[tuple[int, int, int]]:
         """``(start, stop, group)`` of the stretches with one learning rate."""
         ranges: list[tuple[int, int, int]] = []
         for entry in self.entries:
-            stop = entry.start + -(-entry.size // _ELEMENTS) * _ELEMENTS
+            stop = entry.start + -(-entry.size // ELEMENTS) * ELEMENTS
             if ranges and ranges[-1][2] == entry.group and ranges[-1][1] == entry.start:
                 ranges[-1] = (ranges[-1][0], stop, entry.group)
             else:
                 ranges.append((entry.start, stop, entry.group))
         return ranges
-
-    # -- moving values between the parameters and the float32 vector ------------------------------
-
-    def _gather(self) -> None:
-        if not self.direct:
-            x = torch.from_numpy(self.x)
-            for segment in self._segments:
-                x[segment.start : segment.stop].copy_(segment.flat)
-
-    def assign(self, values: np.ndarray) -> None:
-        """``x ← values`` (float32, shape (size,)), in place."""
-        np.copyto(self.x, values)
-        if not self.direct:
-            x = torch.from_numpy(self.x)
-            for segment in self._segments:
-                segment.flat.copy_(x[segment.start : segment.stop])
-
-    def save(self) -> list[torch.Tensor]:
-        """Copies of the parameters as they are, to be given back to :meth:`load`."""
-        return [segment.flat.clone() for segment in self._segments]
-
-    def load(self, saved: list[torch.Tensor]) -> None:
-        """Undo what happened to the parameters since :meth:`save`."""
-        for segment, copy in zip(self._segments, saved, strict=True):
-            segment.flat.copy_(copy)
-
-    def read(self, out: np.ndarray) -> None:
-        """``out ← x``."""
-        np.copyto(out, self.gathered())
-
-    def gathered(self) -> np.ndarray:
-        """:attr:`x`, up to date; to be read only."""
-        self._gather()
-        return self.x
-
-    # -- the passes of a push and of a mix --------------------------------------------------------
-
-    def read_finite(self, out: np.ndarray) -> bool:
-        """``out ← x``, in one pass; returns whether there is no NaN and no infinity in it."""
-        return not kernels.copy_checked(out, self.gathered())
-
-    def difference(self, r: np.ndarray, out: np.ndarray) -> bool:
-        """``out ← x − r``, ``r ← x``, in one pass.
-
-        Where the difference is not finite, the parameters go back to ``r`` as it was, and False is
-        returned: the steps since the last push are thrown away.
-        """
-        bad = kernels.difference(self.gathered(), r, out)
-        if bad:
-            kernels.restore(self.x, r, out)
-            self.assign(self.x)
-        return not bad
-
-    def mix(self, alpha: float, target: np.ndarray, snapshot: np.ndarray | None) -> None:
-        """``x ← x + α (target − s)``; ``s`` is the snapshot, or else ``x``.
-
-        ``target`` becomes what x has moved by.
-        """
-        self._gather()
-        if self._before is not None:
-            np.copyto(self._before, self.x)
-        if snapshot is None:
-            kernels.mix_plain(self.x, target, alpha)
-        else:
-            kernels.mix_lagged(self.x, target, snapshot, alpha)
-        if self._before is not None:
-            self._scatter_change(self._before, target)
-
-    def _scatter_change(self, before: np.ndarray, change: np.ndarray) -> None:
-        """Add ``change`` to the parameters, and make it what their rounding leaves of it.
-
-        Without the latter, the part of a mix that a narrow dtype rounds away would be pushed as a
-        step.
-        """
-        x, old, moved = (torch.from_numpy(a) for a in (self.x, before, change))
-        for segment in self._segments:
-            part = slice(segment.start, segment.stop)
-            segment.flat.add_(moved[part].to(segment.flat.device).to(segment.flat.dtype))
-            x[part] = segment.flat.float().cpu()
-            moved[part] = x[part] - old[part]
 
     # -- gradients, where those are pushed ---------------------------------------------------------
 
@@ -359,7 +235,7 @@ class FlatParams:
 
     def _check(self, index: int) -> None:
         entry, p = self.entries[index], self.parameters[index]
-        for segment in self._segments:
+        for segment in self.segments:
             if segment.start <= entry.start < segment.stop:
                 home = segment.flat.data_ptr() + (
                     (entry.start - segment.start) * segment.flat.element_size()

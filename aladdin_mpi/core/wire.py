@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aladdin_mpi.core.flat import ALIGN, aligned_zeros
+from aladdin_mpi.core.vector import ALIGN, aligned_zeros
 from aladdin_mpi.messages import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,

@@ -50,7 +50,8 @@ def numbers(run: Path) -> list[int]:
 
 
 def head(run: Path, number: int) -> dict[str, Any]:
-    """What a checkpoint is of: ``world_size``, and the ranks in ``left`` that had ended.
+    """What a checkpoint is of: ``world_size``, the ranks in ``servers``, and those in ``left`` that
+    had ended.
 
     Raises
     ------
@@ -59,7 +60,8 @@ def head(run: Path, number: int) -> dict[str, Any]:
     path = _folder(run, number) / HEAD
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"world_size": int(found["world_size"]), "left": [int(r) for r in found["left"]]}
+        lists = {name: [int(rank) for rank in found[name]] for name in ("servers", "left")}
+        return {"world_size": int(found["world_size"]), **lists}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
 
@@ -136,6 +138,8 @@ class Writer:
     run : Path
         The run's folder.
     rank, world_size : int
+    servers : sequence of int
+        Ranks of the servers.
     keep : int
         Complete checkpoints that are kept; whoever writes heads removes older ones.
     on_written : callable
@@ -149,11 +153,13 @@ class Writer:
         run: Path,
         rank: int,
         world_size: int,
+        servers: Sequence[int],
         keep: int,
         on_written: Callable[[int, float], None],
         on_failure: Callable[[str], None],
     ) -> None:
         self._run, self._rank, self._world_size, self._keep = run, rank, world_size, keep
+        self._servers = list(servers)
         self._on_written, self._on_failure = on_written, on_failure
         self._thread = ThreadPoolExecutor(1, "aladdin-checkpoint")
         self._last: Future[None] | None = None
@@ -167,7 +173,7 @@ class Writer:
         self._do(self._write, self._run / FOLDER / ENDED, 0, state)
 
     def write_head(self, number: int, left: Sequence[int]) -> None:
-        """Say, on rank 0, which ranks had ended; the others' parts make the checkpoint whole."""
+        """Say, on rank 0, which workers had ended; the others' parts make the checkpoint whole."""
         self._do(self._write_head, number, list(left))
 
     def wait(self) -> None:
@@ -200,9 +206,10 @@ class Writer:
             self._on_written(number, time.monotonic() - start)
 
     def _write_head(self, number: int, left: list[int]) -> None:
+        workers = [r for r in range(self._world_size) if r not in self._servers]
         head = {
             "schema_version": SCHEMA_VERSION, "number": number, "world_size": self._world_size,
-            "left": left, "unix_s": time.time(),
+            "servers": self._servers, "left": [workers[i] for i in left], "unix_s": time.time(),
         }  # fmt: skip
         folder = _folder(self._run, number)
         folder.mkdir(parents=True, exist_ok=True)

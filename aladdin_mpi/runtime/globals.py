@@ -17,7 +17,7 @@ import numpy as np
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
-from aladdin_mpi.core.flat import aligned_zeros
+from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import CheckpointError
 from aladdin_mpi.messages import Action, Apply, ChannelSpec, Hold, Merge, Push, Send

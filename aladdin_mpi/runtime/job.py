@@ -35,6 +35,7 @@ from aladdin_mpi.runtime.progress import Progress, choose
 from aladdin_mpi.runtime.restart import Restart, describe, find, locate
 from aladdin_mpi.runtime.server import ServerLoop
 from aladdin_mpi.runtime.servercuts import ServerCuts
+from aladdin_mpi.runtime.sharded import Sharding
 from aladdin_mpi.runtime.state import from_plain
 
 __all__ = ["Job", "Settings", "connect", "connect_peers", "serve", "start"]
@@ -68,6 +69,7 @@ class Settings:
     description: str = ""
     plan: Plan = field(default_factory=Plan)
     resume: str = ""
+    sharding: Sharding = field(default_factory=Sharding)
     slow_worker: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -103,7 +105,9 @@ class Job:
             text = f"checkpoint {number}"
             self.recorder.event(EventKind.CHECKPOINT, roles.worker, seconds, text)
 
-        return Writer(self.folder, roles.rank, roles.size, keep, written, self.say)
+        return Writer(
+            self.folder, roles.rank, roles.size, roles.servers, keep, written, self.say
+        )  # fmt: skip
 
     def say(self, text: str) -> None:
         """Show a line of this rank to the user."""
@@ -133,7 +137,7 @@ class Job:
 def start(settings: Settings, servers: int, algorithm: str) -> Job:
     """Initialize MPI and everything that a rank needs.  Collective over all ranks.
 
-    ``servers`` ranks serve, 0 or 1.
+    ``servers`` ranks serve; 0 where the algorithm has none.
     """
     asked = 0
     if settings.resume:
@@ -144,7 +148,7 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
 
     guard.arm("", comm_roles.abort)
     comm = comm_roles.open_world(need=1 + servers)
-    roles = comm_roles.find_roles(comm, servers)
+    roles = comm_roles.find_roles(comm, servers, settings.sharding.placement == "spread")
     guard.arm(roles.who, comm_roles.abort, first=roles.worker <= 0)
     sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
     _limit_threads(settings, comm_roles.shared_cores(comm))
@@ -154,7 +158,7 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
     if settings.resume:
         job.restart = find(
             comm, job.folder, asked, settings.resume != "auto",
-            lambda size: _part_of(roles, size, servers), algorithm, servers, job.say,
+            lambda size, then: _part_of(roles, size, then), algorithm, servers, job.say,
         )  # fmt: skip
         if job.restart is not None and roles.rank == 0:
             job.say(describe(job.restart, job.folder, len(roles.workers), servers))
@@ -172,12 +176,13 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
     return job
 
 
-def _part_of(roles: Any, size: int, servers: int) -> tuple[int, bool]:
+def _part_of(roles: Any, size: int, servers: list[int]) -> tuple[int, bool]:
     """Whose part of a checkpoint of ``size`` ranks this rank takes, and whether it is its own."""
-    if roles.worker < 0:
-        return roles.rank, True
-    own = servers + roles.worker < size
-    return servers + (roles.worker if own else 0), own
+    if roles.server >= 0:
+        return servers[roles.server], True
+    workers = [rank for rank in range(size) if rank not in servers]
+    own = roles.worker < len(workers)
+    return workers[roles.worker if own else 0], own
 
 
 def _limit_threads_early(settings: Settings) -> None:
@@ -263,22 +268,26 @@ def _commit() -> str:
 
 
 def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bool:
-    """The server's whole life, until all workers have ended; returns whether the run was preempted
+    """A server's whole life, until all workers have ended; returns whether the run was preempted
     and is to be started again.
     """
     from aladdin_mpi.comm.receiver import ServerLink
+    from aladdin_mpi.comm.roles import server_groups
 
     roles = job.roles
     job.comm.Split(1, roles.rank).Free()
     assert algorithm.server is not None
     make = algorithm.server
     workers = len(roles.workers)
-    progress = Progress(choose(settings.progress), settings.samples_total, roles.who)
-    link = ServerLink(job.comm.Dup(), list(roles.workers))
+    leads = roles.server == 0
+    mode = choose(settings.progress) if leads else "off"
+    progress = Progress(mode, settings.samples_total, roles.who)
+    group = server_groups(job.comm, roles)[roles.server]
+    link = ServerLink(job.comm.Dup(), group, list(roles.workers))
     restart = job.restart
     cuts = ServerCuts(
         settings.plan, job.writer(settings.plan.keep), "lockstep" in algorithm.traits,
-        restart.number if restart else 0, workers, algorithm.name, settings.description,
+        restart.number if restart else 0, workers, algorithm.name, settings.description, leads,
     )  # fmt: skip
     resumed = None if restart is None else _for_server(restart, workers)
     if resumed is not None:
@@ -320,16 +329,18 @@ def _for_server(restart: Restart, workers: int) -> dict[str, Any]:
 
 def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]:
     """A worker's link, with its communication thread running, and its clock."""
+    from aladdin_mpi.comm.roles import server_groups
     from aladdin_mpi.comm.sender import WorkerLink
 
     roles = job.roles
     among = job.comm.Split(0, roles.rank)
+    groups = server_groups(job.comm, roles)
     link = WorkerLink(
-        job.comm.Dup(), roles.server, roles.worker, len(roles.workers), guard.fail, among
+        job.comm.Dup(), roles.servers, groups, roles.worker, len(roles.workers), guard.fail, among
     )
     if settings.log_variance:
         link.beside["spread"] = among.Dup()
-    _watch(job, settings, link, {roles.server: f"the server (rank {roles.server})"})
+    _watch(job, settings, link, {rank: f"the server (rank {rank})" for rank in roles.servers})
     return link, StepClock(link, len(roles.workers), evenly)
 
 

@@ -10,12 +10,13 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from aladdin_mpi.algorithms import REGISTRY, find
-from aladdin_mpi.algorithms.base import flag
+from aladdin_mpi.algorithms.base import Algorithm, Topology, flag
 from aladdin_mpi.comm.libraries import horovod_problem
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.runtime.cuts import Plan
+from aladdin_mpi.runtime.sharded import Sharding
 
-__all__ = ["check_plan", "check_slow", "configure", "option_names", "option_type"]
+__all__ = ["check_plan", "check_sharding", "check_slow", "configure", "option_names", "option_type"]
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {int: "must be a whole number", float: "must be a number", bool: "must be yes or no"}
@@ -113,6 +114,29 @@ def check_plan(
         if not (isinstance(value, int | float) and value >= least and math.isfinite(value)):
             raise ConfigError(f"{flag(name)} {value}: must be a number of at least {least}")
     return Plan(float(epochs), int(iterations), float(minutes), int(keep), float(time_limit))
+
+
+def check_sharding(
+    algorithm: Algorithm, servers: int, max_bytes: int, by: str, placement: str
+) -> Sharding:
+    """How the parameters are shared out among servers, checked.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for name, value, least in (("servers", servers, 1), ("max_shard_bytes", max_bytes, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{flag(name)} {value}: must be a whole number of at least {least}")
+    if algorithm.topology is not Topology.SERVER and servers > 1:
+        raise ConfigError(
+            f"--servers {servers}: --algorithm {algorithm.name} has no server; leave it out"
+        )
+    if by == "layer" and max_bytes:
+        raise ConfigError(
+            f"--max-shard-bytes {max_bytes}: --shard-by layer keeps layers whole; leave out one"
+        )
+    return Sharding(servers, max_bytes, by, placement)
 
 
 def _convert(where: str, value: object, kind: type) -> object:

@@ -4,6 +4,7 @@ to do.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +74,18 @@ class TimedPort:
 
 
 class WorkerPort(TimedPort):
-    """The port of one optimizer towards the server."""
+    """The port of one optimizer, or of a range of its vector, towards its server.
+
+    Parameters
+    ----------
+    leads : bool
+        Its pushes carry the samples and the loss of a step: one port's do.
+
+    Attributes
+    ----------
+    others : callable
+        Called before a reply is waited for: pushes what else is pushed in this step.
+    """
 
     def __init__(
         self,
@@ -85,9 +97,11 @@ class WorkerPort(TimedPort):
         rates: Callable[[], tuple[float, ...]],
         on_lost: Callable[[str], None],
         num_workers: int,
+        leads: bool = True,
     ) -> None:
         super().__init__(end.index, link, clock, recorder, on_lost)
-        self.num_workers, self.slots = num_workers, end.slots
+        self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
+        self.others: Callable[[], None] = lambda: None
         self._end, self._buffers, self._rates = end, buffers, rates
         self._active = num_workers  # when the steps that are not pushed yet were begun
         self._version = 0  # of the copy fetched last
@@ -114,14 +128,15 @@ class WorkerPort(TimedPort):
         np.copyto(frame.counts, self._buffers.counts)
         clock, sequence = self._clock, self._end.next_sequence
         header.setdefault("version", self._version)
+        samples, loss = (clock.samples, clock.loss) if self._leads else (0, math.nan)
         push = Push(
-            self._link.worker, sequence, iterations, clock.samples, rates=self._rates(),
-            iteration_s=self.iteration_mean_s, loss=clock.loss, active=self._active,
+            self._link.worker, sequence, iterations, samples, rates=self._rates(),
+            iteration_s=self.iteration_mean_s, loss=loss, active=self._active,
             made=clock.iteration + 1, cut=self.cut, **header,  # type: ignore[arg-type]
         )  # fmt: skip
         self._active = self._link.notice.active
-        self._meta[sequence] = (iterations, clock.samples, push.wants_reply, push.version)
-        clock.samples = 0
+        self._meta[sequence] = (iterations, samples, push.wants_reply, push.version)
+        clock.samples -= samples
         self.sent_iterations = iterations
         self._end.submit(push)
         return sequence
@@ -153,6 +168,7 @@ class WorkerPort(TimedPort):
         return self._end.take_reply()
 
     def wait_reply(self) -> Incoming:
+        self.others()
         with self._blocked():
             while (reply := self._end.take_reply()) is None:
                 self._end.wait_change(1.0)

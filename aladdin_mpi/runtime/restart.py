@@ -88,7 +88,8 @@ def locate(resume: str, out: Path | None) -> tuple[Path, int]:
 
 
 def find(
-    comm: Any, run: Path, asked: int, required: bool, rank_of: Callable[[int], tuple[int, bool]],
+    comm: Any, run: Path, asked: int, required: bool,
+    rank_of: Callable[[int, list[int]], tuple[int, bool]],
     algorithm: str, servers: int, say: Callable[[str], None],
 ) -> Restart | None:  # fmt: skip
     """This rank's part of the last checkpoint that every rank can read.  Collective.
@@ -100,12 +101,12 @@ def find(
     required : bool
         There must be one.
     rank_of : callable
-        ``rank_of(world_size then) -> (rank, own)``: whose part this rank takes.
+        ``rank_of(world_size then, servers then) -> (rank, own)``: whose part this rank takes.
 
     Raises
     ------
     CheckpointError
-        There is none, though required, or it is another algorithm's.
+        There is none, though required, or it is another algorithm's, or of other servers.
     """
     candidates: list[int] | None = None
     if comm.rank == 0:
@@ -114,7 +115,7 @@ def find(
     candidates = comm.bcast(candidates, 0)
     error: CheckpointError | None = None
     for number in candidates or ():
-        state, own, error = _try(run, number, rank_of)
+        state, own, error = _try(run, number, servers, rank_of)
         if not any(comm.allgather(error is not None)):
             assert state is not None
             return _restart(comm, number, state, own, servers, algorithm)
@@ -132,10 +133,16 @@ def find(
 
 
 def _try(
-    run: Path, number: int, rank_of: Callable[[int], tuple[int, bool]]
+    run: Path, number: int, servers: int, rank_of: Callable[[int, list[int]], tuple[int, bool]]
 ) -> tuple[dict[str, Any] | None, bool, CheckpointError | None]:
     try:
-        rank, own = rank_of(int(checkpoint.head(run, number)["world_size"]))
+        head = checkpoint.head(run, number)
+        if len(head["servers"]) != servers:
+            raise CheckpointError(
+                f"--servers {servers}: checkpoint {number} was made with {len(head['servers'])}; "
+                "resume with as many"
+            )
+        rank, own = rank_of(head["world_size"], head["servers"])
         return checkpoint.read(run, number, rank), own, None
     except CheckpointError as error:
         return None, False, error

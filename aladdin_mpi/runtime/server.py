@@ -1,4 +1,4 @@
-"""The server's loop: poll, merge, reply, acknowledge; never wait.
+"""A server's loop: poll, merge, reply, acknowledge; never wait.
 
 It knows nothing of MPI: a link (``comm.receiver`` or ``comm.inprocess``) brings pushes and takes
 replies.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -103,8 +104,8 @@ class ServerLoop:
         self._recorder, self._progress = recorder, progress
         self._on_nonfinite, self._stall_s = on_nonfinite, stall_s
         self._workers = [_Worker(now, stepped=now) for _ in range(num_workers)]
-        self._channels: list[_Channel] = []
-        self._registering = 0
+        self._channels: dict[int, _Channel] = {}
+        self._registering: Counter[int] = Counter()
         self._samples = 0
         self._stop = 0
         self._cuts, self._resumed = cuts, resumed
@@ -120,7 +121,7 @@ class ServerLoop:
     @property
     def models(self) -> list[GlobalModel]:
         """The global models, one per channel."""
-        return [channel.model for channel in self._channels]
+        return [channel.model for channel in self._channels.values()]
 
     @property
     def samples(self) -> int:
@@ -147,7 +148,7 @@ class ServerLoop:
         for request in self._link.requests():
             self._on_request(request)
             found = True
-        for channel in self._channels:
+        for channel in self._channels.values():
             arrivals = channel.end.arrivals()
             if arrivals:
                 found = True
@@ -172,14 +173,14 @@ class ServerLoop:
     def _take(self, channel: _Channel, frames: list) -> None:
         """Merge what has come, one by one while a checkpoint is under way."""
         cuts = self._cuts
-        if cuts is None or not cuts.under_way:
+        if cuts is None or not cuts.concerned(channel.model.read(f).cut for f in frames):
             self._merge(channel, frames)
             self._call()
             return
         for frame in frames:
             cuts.before(channel.end.index, channel.model, frame)
             self._merge(channel, [frame])
-        if cuts.after(self.models):
+        if cuts.after({index: one.model for index, one in self._channels.items()}):
             self._everybody(Stop.PREEMPTED, -1, "stopped, with a checkpoint, to be started again")
 
     def _call(self) -> None:
@@ -260,7 +261,7 @@ class ServerLoop:
     def _flush_replies(self, final: bool = False) -> None:
         """Log the replies that have left."""
         now = time.monotonic()
-        for channel in self._channels:
+        for channel in self._channels.values():
             for worker, (started, row) in list(channel.sent.items()):
                 done = channel.end.reply_done(worker)
                 if done or final:
@@ -280,10 +281,9 @@ class ServerLoop:
             worker.steps, worker.stepped = request.steps, now
         match request.kind:
             case RequestKind.REGISTER:
-                self._registering += 1
-                if self._registering == self._num_workers:
-                    self._registering = 0
-                    self._open()
+                self._registering[request.channel] += 1
+                if self._registering[request.channel] == self._num_workers:
+                    self._open(request.channel)
             case RequestKind.FETCH:
                 self._channels[request.channel].copies.append(request.worker)
             case RequestKind.EVALUATION:
@@ -321,13 +321,13 @@ class ServerLoop:
         for index in range(self._num_workers):
             self._beat(index, now, force=True)
 
-    def _open(self) -> None:
-        end = self._link.open_channel()
+    def _open(self, index: int) -> None:
+        end = self._link.open_channel(index)
         rules = self._make_rules(end.spec)
         model = GlobalModel(end.spec, end.initial, rules, self._num_workers, self._link.progress)
         if self._resumed is not None:
             model.restore(self._resumed["channels"][len(self._channels)])
-        self._channels.append(_Channel(end, model, self._num_workers))
+        self._channels[index] = _Channel(end, model, self._num_workers)
         self._progress.opened(end.layout.frame_bytes, end.slots, self._num_workers)
 
     def _notice(
@@ -391,11 +391,11 @@ class ServerLoop:
 
     def _hand_out(self) -> None:
         """Send the final parameters to every worker."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.owed.clear()
             channel.copies.extend(range(self._num_workers))
-        while any(channel.copies for channel in self._channels):
-            for channel in self._channels:
+        while any(channel.copies for channel in self._channels.values()):
+            for channel in self._channels.values():
                 self._reply(channel)
             if not self._link.progress():
                 time.sleep(_BUSY_S)

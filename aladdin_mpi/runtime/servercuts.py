@@ -1,13 +1,14 @@
-"""The server's part of a checkpoint: a model that holds exactly what belongs to it.
+"""A server's part of a checkpoint: a model that holds exactly what belongs to it.
 
 When the first push comes that its worker made after its own part, the model is copied.  Pushes that
 others made before theirs are merged into the copy, too; once every worker's later push (or its last
-one) has come, the copy is written.
+one) has come, the copy is written.  Where there are several servers, the first one calls, and a
+worker's pushes tell the others; so one of those may be late, and have two parts under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aladdin_mpi.core.wire import Frame
@@ -27,8 +28,17 @@ class _Copy:
         self.model, self.waiting = model, waiting
 
 
+class _Part:
+    """The server's part of a checkpoint that is not whole yet."""
+
+    def __init__(self, number: int, at: int, samples: Sequence[int]) -> None:
+        self.number, self.at = number, at
+        self.samples = list(samples)  # of each worker, in what the copies contain
+        self.copies: dict[int, _Copy] = {}  # by channel
+
+
 class ServerCuts:
-    """Calls for checkpoints and makes the server's part; one per server.
+    """Makes a server's parts of checkpoints; the first server's calls for them.
 
     Parameters
     ----------
@@ -39,8 +49,10 @@ class ServerCuts:
     first : int
         Number of the checkpoint that the run went on from; 0: none.
     num_workers : int
-    description : str
-        The algorithm and its options.
+    algorithm, description : str
+        The algorithm; it and its options.
+    leads : bool
+        Calls for checkpoints; else hears of them by the pushes.
 
     Attributes
     ----------
@@ -54,9 +66,9 @@ class ServerCuts:
 
     def __init__(
         self, plan: Plan, writer: checkpoint.Writer, lockstep: bool, first: int, num_workers: int,
-        algorithm: str, description: str,
+        algorithm: str, description: str, leads: bool = True,
     ) -> None:  # fmt: skip
-        self._plan, self._writer, self._lockstep = plan, writer, lockstep
+        self._plan, self._writer, self._lockstep, self._leads = plan, writer, lockstep, leads
         self._algorithm, self._description = algorithm, description
         self._due = Due(plan)
         self._num_workers = num_workers
@@ -66,9 +78,7 @@ class ServerCuts:
         self._made = [0] * num_workers
         self._left: set[int] = set()
         self._samples = [0] * num_workers  # of each worker, in merged pushes
-        self._cut_samples = list(self._samples)
-        self._copies: dict[int, _Copy] = {}  # by channel
-        self.under_way = False
+        self._parts: list[_Part] = []  # under way, by number
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -88,35 +98,46 @@ class ServerCuts:
 
     def call(self) -> bool:
         """Whether a checkpoint is called for now; ``number`` and ``at`` then say which."""
-        if self.under_way or self._last_one or len(self._left) == self._num_workers:
+        if not self._leads or self._parts or self._last_one:
             return False
-        if self._left and not self._plan.active:
+        if len(self._left) == self._num_workers or (self._left and not self._plan.active):
             return False  # those that have ended left no part: the others soon end, too
         stop = self.preempt or self._due.out_of_time()
         if not (stop or self._due.now(self._epochs(), self._iterations())):
             return False
         self._last_one = stop
-        self.under_way = True
-        self.number += 1
-        self.at = max(self._made) + LEAD if self._lockstep else 0
-        self._copies.clear()
+        self._begin(self.number + 1, max(self._made) + LEAD if self._lockstep else 0)
         return True
+
+    def _begin(self, number: int, at: int) -> None:
+        self.number, self.at = number, at
+        self._parts.append(_Part(number, at, self._samples))
+
+    def concerned(self, cuts: Iterable[int]) -> bool:
+        """Whether pushes have to be shown to :meth:`before` one by one: a checkpoint is under way,
+        or one of theirs (``Push.cut``) tells of a new one.
+        """
+        newest = max(cuts, default=0)
+        if newest > self.number:
+            self._begin(newest, 0)
+        return bool(self._parts)
 
     def before(self, index: int, model: GlobalModel, frame: Frame) -> None:
         """A push has come while a checkpoint is under way, and is merged into ``model`` next."""
         push = model.read(frame)
-        copy = self._copies.get(index)
-        if push.cut == self.number:
-            if copy is None:
-                waiting = set(range(self._num_workers)) - self._left
-                copy = self._copies[index] = _Copy(model.copy(), waiting)
-                self._cut_samples = list(self._samples)
-            copy.waiting.discard(push.worker)
-        elif copy is not None:
-            copy.model.handle([frame])
-            self._cut_samples[push.worker] += push.samples
-            if push.last:
+        for part in self._parts:
+            copy = part.copies.get(index)
+            if push.cut >= part.number:
+                if copy is None:
+                    waiting = set(range(self._num_workers)) - self._left
+                    copy = part.copies[index] = _Copy(model.copy(), waiting)
+                    part.samples = list(self._samples)
                 copy.waiting.discard(push.worker)
+            elif copy is not None:
+                copy.model.handle([frame])
+                part.samples[push.worker] += push.samples
+                if push.last:
+                    copy.waiting.discard(push.worker)
 
     def merged(self, push: Push) -> None:
         """A push was merged."""
@@ -125,24 +146,28 @@ class ServerCuts:
         if push.last:
             self._left.add(push.worker)
 
-    def after(self, models: Sequence[GlobalModel]) -> bool:
+    def after(self, models: Mapping[int, GlobalModel]) -> bool:
         """While one is under way: have the part written once it is whole.
 
-        Returns whether the run is then to stop.
+        ``models`` are those of all channels.  Returns whether the run is then to stop.
         """
-        if len(self._copies) < len(models):
-            if len(self._left) == self._num_workers:
-                self.under_way = False  # all have ended before it was made
-            return False
-        if any(copy.waiting - self._left for copy in self._copies.values()):
-            return False
-        self.under_way = False
-        channels = [self._copies[index].model.state() for index in range(len(models))]
-        self._copies.clear()
-        self._writer.write(self.number, {
+        stop = False
+        for part in list(self._parts):
+            if len(part.copies) < len(models):
+                if len(self._left) == self._num_workers:
+                    self._parts.remove(part)  # all have ended before it was made
+            elif not any(copy.waiting - self._left for copy in part.copies.values()):
+                self._parts.remove(part)
+                self._write(part, models)
+                stop = self._last_one
+        return stop
+
+    def _write(self, part: _Part, models: Mapping[int, GlobalModel]) -> None:
+        channels = [part.copies[index].model.state() for index in models]
+        self._writer.write(part.number, {
             "role": "server", "algorithm": self._algorithm, "options": self._description,
             "num_workers": self._num_workers, "channels": to_plain(channels),
-            "worker_samples": self._cut_samples, "made": list(self._made), "at": self.at,
+            "worker_samples": part.samples, "made": list(self._made), "at": part.at,
         })  # fmt: skip
-        self._writer.write_head(self.number, [1 + worker for worker in sorted(self._left)])
-        return self._last_one
+        if self._leads:
+            self._writer.write_head(part.number, sorted(self._left))

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from aladdin_mpi.algorithms import Algorithm, find
 from aladdin_mpi.algorithms.base import Topology, flag
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
-from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind, Stop
 from aladdin_mpi.optim.adascale import Gain
@@ -31,7 +30,7 @@ from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_sto
 from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
-from aladdin_mpi.runtime.options import check_plan, check_slow, configure
+from aladdin_mpi.runtime.options import check_plan, check_sharding, check_slow, configure
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.reducers import make_reducer
@@ -40,6 +39,13 @@ from aladdin_mpi.runtime.restart import (
     restore_loader,
     restore_parameters,
     restore_state,
+)
+from aladdin_mpi.runtime.sharded import (
+    ShardedPort,
+    ShardedWorker,
+    Sharding,
+    open_channels,
+    per_optimizer,
 )
 from aladdin_mpi.runtime.spread import SpreadLog
 from aladdin_mpi.runtime.worker import Driver
@@ -130,11 +136,15 @@ def init(
     checkpoint_keep: int = 2,
     time_limit: float = 0.0,
     resume: str | os.PathLike[str] = "",
+    servers: int = 1,
+    max_shard_bytes: int = 0,
+    shard_by: str = "memory",
+    server_placement: str = "first",
     **options: Any,
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
 
-    On the server's rank it serves until training is over and then leaves the process: the
+    On a server's rank it serves until training is over and then leaves the process: the
     script's code after it runs on workers only.  Algorithms of the other topologies have no server:
     all ranks are workers.
 
@@ -176,6 +186,14 @@ def init(
     resume : str or path
         Go on from a checkpoint: a run's folder, one of its checkpoints, or ``"auto"``, the last one
         in ``out`` if there is one.
+    servers : int
+        Ranks that serve, each a part of the parameters; 1 unless the algorithm has none.
+    max_shard_bytes : int
+        [bytes] of the ranges that the parameters are cut into, at most; 0: one range per server.
+    shard_by : {'memory', 'layer'}
+        Equal ranges, or whole layers.
+    server_placement : {'first', 'spread'}
+        The first ranks serve, or the first one of each of some nodes, at equal distances.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -198,6 +216,8 @@ def init(
     for name, value, allowed in (
         ("on_nonfinite", on_nonfinite, ("skip", "stop")),
         ("progress", progress, ("auto", "bar", "lines", "off")),
+        ("shard_by", shard_by, ("memory", "layer")),
+        ("server_placement", server_placement, ("first", "spread")),
     ):
         if value not in allowed:
             raise ConfigError(f"{flag(name)} {value}: choose from {', '.join(allowed)}")
@@ -212,10 +232,11 @@ def init(
             checkpoint_epochs, checkpoint_iterations, checkpoint_minutes, checkpoint_keep,
             time_limit,
         ),
+        sharding=check_sharding(chosen, servers, max_shard_bytes, shard_by, server_placement),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
     signals.watch()
-    job = start(settings, int(served), chosen.name)
+    job = start(settings, servers if served else 0, chosen.name)
     for index in settings.slow_worker:
         if index >= len(job.roles.workers):
             error = ConfigError(
@@ -337,7 +358,8 @@ def DistributedOptimizer(
     if applied:
         check_sgd(optimizer, session.algorithm.name)
     count = len(optimizer.param_groups)
-    if (applied or getattr(session.options, "push", "") == "gradient") and count > MAX_GROUPS:
+    gradients = applied or getattr(session.options, "push", "") == "gradient"
+    if gradients and count > MAX_GROUPS:
         raise ConfigError(
             f"--algorithm {session.algorithm.name}: {count} parameter groups, at most {MAX_GROUPS} "
             "where gradients are pushed; push updates (aladdin --push update)"
@@ -353,12 +375,10 @@ def DistributedOptimizer(
         session.settings.description, group.get("momentum", 0.0), group.get("weight_decay", 0.0),
     )  # fmt: skip
 
-    def initial(frame: Frame) -> None:
-        params.read(frame.params)
-        frame.floats[:] = buffers.floats
-        frame.counts[:] = buffers.counts
-
-    end, start = session.link.open_channel(spec, initial)
+    served = session.algorithm.topology is Topology.SERVER
+    sharding = session.settings.sharding if served else Sharding()
+    ranges = sharding.ranges(params)
+    end, start = open_channels(session.link, spec, ranges, params, buffers)
     if rank() != 0:
         params.assign(start.params)
         buffers.assign(start.floats, start.counts)
@@ -367,14 +387,24 @@ def DistributedOptimizer(
         restore_parameters(
             restart, session.algorithm.topology, len(session.drivers), end, params, buffers, size()
         )
-    worker = session.algorithm.worker(session.options, params, size())
+
+    def algorithm(vector: Any) -> Any:
+        return session.algorithm.worker(session.options, vector, size())
+
+    sharded = len(ranges) > 1
+    worker = (
+        ShardedWorker(algorithm, params, ranges, gradients) if sharded else algorithm(params)
+    )  # fmt: skip
     if restart is not None:
         restore_state(restart, session.algorithm.topology, len(session.drivers), optimizer, worker)
-    served = session.algorithm.topology is Topology.SERVER
+    if served:
+        make_port: Callable[..., Any] = ShardedPort if sharded else WorkerPort
+    else:
+        make_port = partial(PeerPort, seed=session.settings.seed)
     driver = Driver(
         optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
         size(), session.settings.on_nonfinite, session.job.say,
-        WorkerPort if served else partial(PeerPort, seed=session.settings.seed),
+        make_port,
         session.settings.slow_worker.get(rank(), 1.0),
     )  # fmt: skip
     backend = getattr(session.options, "backend", None)
@@ -534,7 +564,8 @@ def finish(*models: torch.nn.Module) -> None:
     session.cuts.wait()
     job = session.job
     job.recorder.event(EventKind.LEAVE, rank(), float(session.clock.iteration))
-    frames = session.link.close(job.measure_end)
+    copies = session.link.close(job.measure_end)
+    frames = per_optimizer([driver.end for driver in session.drivers], copies)
     for driver, frame in zip(session.drivers, frames, strict=False):
         driver.params.assign(frame.params)
         driver.buffers.assign(frame.floats, frame.counts)

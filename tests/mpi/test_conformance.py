@@ -31,11 +31,11 @@ def run(comm: MPI.Intracomm, training: Training) -> np.ndarray | None:
         among = comm.Split(0 if comm.rank else 1, comm.rank)
         workers = list(range(1, comm.size))
         if comm.rank == 0:
-            link = ServerLink(own, workers)
+            link = ServerLink(own, own, workers)
             serve(link, len(workers), training)
             link.free()
             return None
-        worker = WorkerLink(own, 0, comm.rank - 1, len(workers), fail, among)
+        worker = WorkerLink(own, [0], [own], comm.rank - 1, len(workers), fail, among)
         return train(worker, len(workers), training).final
     return train(PeerLink(comm.Dup(), fail), comm.size, training).final
 

@@ -35,8 +35,8 @@ def link(comm: MPI.Intracomm) -> ServerLink | WorkerLink:
     group = comm.group.Incl(workers)
     among = comm.Create_group(group) if comm.rank else None
     if among is None:
-        return ServerLink(comm, workers)
-    return WorkerLink(comm, 0, comm.rank - 1, len(workers), fail, among)
+        return ServerLink(comm, comm, workers)
+    return WorkerLink(comm, [0], [comm], comm.rank - 1, len(workers), fail, among)
 
 
 @pytest.mark.parametrize("piece_bytes", [1 << 30, 1000], ids=["whole", "in pieces"])

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def writer(folder, rank, size=2, keep=2, said=None):
     said = [] if said is None else said
-    return Writer(folder, rank, size, keep, lambda number, seconds: None, said.append)
+    return Writer(folder, rank, size, (), keep, lambda number, seconds: None, said.append)
 
 
 def make(folder, number, ranks=(0, 1), left=(), size=2, keep=2):
