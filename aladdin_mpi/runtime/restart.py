@@ -108,40 +108,54 @@ def find(
     CheckpointError
         There is none, though required, or it is another algorithm's, or of other servers.
     """
-    candidates: list[int] | None = None
+    candidates: list[int] = []
+    problem = ""
     if comm.rank == 0:
         found = [n for n in checkpoint.numbers(run) if checkpoint.complete(run, n)]
         candidates = [n for n in reversed(found) if asked in (0, n)]
-    candidates = comm.bcast(candidates, 0)
+        problem = _other_servers(run, candidates, servers)
+    candidates, problem = comm.bcast((candidates, problem), 0)
+    if problem:
+        refused = CheckpointError(problem)
+        refused.silent = comm.rank > 0
+        raise refused
     error: CheckpointError | None = None
-    for number in candidates or ():
-        state, own, error = _try(run, number, servers, rank_of)
+    for number in candidates:
+        state, own, error = _try(run, number, rank_of)
         if not any(comm.allgather(error is not None)):
             assert state is not None
             return _restart(comm, number, state, own, servers, algorithm)
         if error is not None:
             say(str(error))
     if required:
-        problem = CheckpointError(
+        missing = CheckpointError(
             f"--resume {run}: no complete checkpoint"
             + (f" {asked}" if asked else "")
             + " that every rank can read; start the run anew in another folder"
         )
-        problem.silent = comm.rank > 0
-        raise problem
+        missing.silent = comm.rank > 0
+        raise missing
     return None
 
 
+def _other_servers(run: Path, candidates: list[int], servers: int) -> str:
+    """One line where the last checkpoint is of another number of servers."""
+    if not candidates:
+        return ""
+    then = len(checkpoint.head(run, candidates[0])["servers"])
+    if then == servers:
+        return ""
+    return (
+        f"--servers {servers}: checkpoint {candidates[0]} of {run} was made with {then}, which hold "
+        f"a part of the parameters each; resume with --servers {then}"
+    )
+
+
 def _try(
-    run: Path, number: int, servers: int, rank_of: Callable[[int, list[int]], tuple[int, bool]]
+    run: Path, number: int, rank_of: Callable[[int, list[int]], tuple[int, bool]]
 ) -> tuple[dict[str, Any] | None, bool, CheckpointError | None]:
     try:
         head = checkpoint.head(run, number)
-        if len(head["servers"]) != servers:
-            raise CheckpointError(
-                f"--servers {servers}: checkpoint {number} was made with {len(head['servers'])}; "
-                "resume with as many"
-            )
         rank, own = rank_of(head["world_size"], head["servers"])
         return checkpoint.read(run, number, rank), own, None
     except CheckpointError as error:
