@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from aladdin_mpi.core.shards import spread_over
 from aladdin_mpi.errors import AladdinError, LaunchError, launch_rank
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "open_world",
     "server_groups",
     "shared_cores",
-    "spread_over",
 ]
 
 _SIZE_VARIABLES = (
@@ -131,8 +130,8 @@ def agree(comm: MPI.Comm, error: AladdinError | None) -> None:
 def find_roles(comm: MPI.Comm, servers: int, spread: bool = False) -> Roles:
     """Some ranks serve, all others work.  Collective.
 
-    Servers are the first ranks; or, ``spread``, the first one of each of some nodes, at equal
-    distances (several of a node where there are more servers than nodes).
+    Servers are the first ranks, or, ``spread``, ranks of several nodes
+    (:func:`~aladdin_mpi.core.shards.spread_over`).
     """
     rank, size = comm.rank, comm.size
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
@@ -149,17 +148,6 @@ def find_roles(comm: MPI.Comm, servers: int, spread: bool = False) -> Roles:
         workers.index(rank) if rank in workers else -1, workers,
         local.index(rank) if rank in local else -1,
     )  # fmt: skip
-
-
-def spread_over(nodes: Sequence[Sequence[int]], servers: int) -> tuple[int, ...]:
-    """The ranks that serve, in order, of ``nodes`` with their ranks: see :func:`find_roles`."""
-    left = [list(ranks) for ranks in nodes]
-    chosen: list[int] = []
-    while len(chosen) < servers:
-        there = [ranks for ranks in left if ranks]
-        wanted = min(servers - len(chosen), len(there))
-        chosen += [there[i * len(there) // wanted].pop(0) for i in range(wanted)]
-    return tuple(sorted(chosen))
 
 
 def server_groups(comm: MPI.Intracomm, roles: Roles) -> list[MPI.Intracomm]:

@@ -17,7 +17,7 @@ import torch
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.vector import ELEMENTS, FlatVector, Segment
 
-__all__ = ["Range", "Shard", "by_layer", "by_memory"]
+__all__ = ["Range", "Shard", "by_layer", "by_memory", "spread_over"]
 
 
 class Range(NamedTuple):
@@ -50,7 +50,8 @@ def by_memory(size: int, servers: int, max_bytes: int = 0) -> list[Range]:
     each = -(-units // (servers * most))  # ranges of a server
     count = min(servers * each, units)
     borders = [ELEMENTS * (units * i // count) for i in range(count + 1)]
-    return [Range(a, b, i * servers // count) for i, (a, b) in enumerate(pairwise(borders))]
+    holders = min(servers, count)
+    return [Range(a, b, i * holders // count) for i, (a, b) in enumerate(pairwise(borders))]
 
 
 def by_layer(layers: Sequence[int], servers: int) -> list[Range]:
@@ -78,6 +79,21 @@ def _filled(ends: Sequence[int], limit: int) -> list[int]:
             borders.append(last)
         last = end
     return [*borders, last]
+
+
+def spread_over(nodes: Sequence[Sequence[int]], servers: int) -> tuple[int, ...]:
+    """Which ranks serve, in order: the first one of each of some nodes, at equal distances, the
+    first node among them; several of a node where there are more servers than nodes.
+
+    ``nodes`` are their ranks.
+    """
+    left = [list(ranks) for ranks in nodes]
+    chosen: list[int] = []
+    while len(chosen) < servers:
+        there = [ranks for ranks in left if ranks]
+        wanted = min(servers - len(chosen), len(there))
+        chosen += [there[i * len(there) // wanted].pop(0) for i in range(wanted)]
+    return tuple(sorted(chosen))
 
 
 class Shard(FlatVector):

@@ -146,8 +146,8 @@ def _other_servers(run: Path, candidates: list[int], servers: int) -> str:
     if then == servers:
         return ""
     return (
-        f"--servers {servers}: checkpoint {candidates[0]} of {run} was made with {then}, which hold "
-        f"a part of the parameters each; resume with --servers {then}"
+        f"--servers {servers}: checkpoint {candidates[0]} of {run} was made with {then}, each with "
+        f"its part of the parameters; resume with --servers {then}"
     )
 
 

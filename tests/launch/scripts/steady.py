@@ -8,10 +8,10 @@ import torch
 import aladdin_mpi as am
 
 if __name__ == "__main__":
-    folder, resume, steps = sys.argv[1:4]
+    folder, servers, steps, resume = sys.argv[1:5]
     am.init(
         "aladdin", out=folder, resume=resume, checkpoint_iterations=40, checkpoint_keep=100,
-        replies=False, coalesce=False, progress="off",
+        replies=False, coalesce=False, progress="off", servers=int(servers),
     )  # fmt: skip
     x = torch.nn.Parameter(torch.zeros(1000))
     model = torch.nn.Module()
