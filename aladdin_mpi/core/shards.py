@@ -57,8 +57,8 @@ def by_memory(size: int, servers: int, max_bytes: int = 0) -> list[Range]:
 def by_layer(layers: Sequence[int], servers: int) -> list[Range]:
     """Give neighbouring layers, whole, to each server so that the largest share is the smallest.
 
-    ``layers`` are their sizes in elements, in the vector's order.  Fewer ranges than servers where
-    there are fewer layers.
+    ``layers`` are their sizes in elements, in the vector's order.  As many ranges as servers, or as
+    layers where those are fewer.
     """
     ends = np.cumsum(layers).tolist()
     low, high = max(layers), ends[-1]
@@ -68,7 +68,15 @@ def by_layer(layers: Sequence[int], servers: int) -> list[Range]:
             high = middle
         else:
             low = middle + 1
-    return [Range(a, b, i) for i, (a, b) in enumerate(pairwise(_filled(ends, low)))]
+    borders = _filled(ends, low)
+    while len(borders) <= min(servers, len(layers)):  # no server stays without one
+        parts = [[end for end in ends if a < end < b] for a, b in pairwise(borders)]
+        pairs = zip(pairwise(borders), parts, strict=True)
+        widths = [b - a if inside else 0 for (a, b), inside in pairs]
+        largest = widths.index(max(widths))
+        middle = (borders[largest] + borders[largest + 1]) / 2
+        borders.insert(largest + 1, min(parts[largest], key=lambda end: abs(end - middle)))
+    return [Range(a, b, i) for i, (a, b) in enumerate(pairwise(borders))]
 
 
 def _filled(ends: Sequence[int], limit: int) -> list[int]:
