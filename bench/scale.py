@@ -3,11 +3,11 @@
     python bench/scale.py servers --rounds 3 --csv servers.csv
     python bench/scale.py shards
 
-``servers``: four workers push as fast as their links take it, to one, two and four servers in turn,
-every rank on a host of its own; computing is emulated by sleeping.  Printed are the bytes that all
-servers took in per second, against those of one server's link, and how idle the machine's cores
-were: all hosts share them.  ``shards``: how much a VGG-like model, of which two layers have nearly
-everything, gives each of four servers when it is cut by memory and by layer; a real run.  As root.
+``servers``: four workers push as fast as the servers' links take it (their own are faster), to one,
+two and four servers in turn, every rank on a host of its own; computing is emulated by sleeping.
+Printed are the bytes that all servers took in per second, and how idle the machine's cores were
+meanwhile: all hosts share them.  ``shards``: what a VGG-like model, of which two layers have nearly
+everything, gives each of four servers when it is cut by memory and by layer.  As root.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -53,10 +54,12 @@ def job(out: str, servers: int, megabytes: float, compute_ms: float, seconds: fl
 
 
 class Load(NamedTuple):
-    """What a run's servers took in: [MB/s] each, and the worker's median step [ms]."""
+    """What a run's servers took in: [MB/s] each, the worker's median step [ms], when that was."""
 
     into: list[float]
     step_ms: float
+    begin: float
+    end: float
 
 
 def load(folder: Path, servers: int, ranks: int) -> Load:
@@ -76,14 +79,35 @@ def load(folder: Path, servers: int, ranks: int) -> Load:
         inside = (merges["time_s"] >= begin) & (merges["time_s"] < end)
         into.append(float(merges["bytes"][inside].sum()) / (end - begin) / 1e6)
     inside_steps = [t["step_s"][(t["start_s"] >= begin) & (t["start_s"] < end)] for t in steps]
-    return Load(into, 1e3 * float(np.median(np.concatenate(inside_steps))))
+    return Load(into, 1e3 * float(np.median(np.concatenate(inside_steps))), begin, end)
 
 
-def idle_and_all() -> tuple[float, float]:
-    """Idle and all time of the cores since the start."""
-    with open("/proc/stat", encoding="ascii") as file:
-        times = [float(word) for word in file.readline().split()[1:9]]
-    return times[3] + times[4], sum(times)
+class Cores(threading.Thread):
+    """How idle the cores are, twice a second, until the ``with`` block is left."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = threading.Event()
+        self._seen: list[tuple[float, float, float]] = []
+
+    def __enter__(self) -> Cores:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(0.5):
+            with open("/proc/stat", encoding="ascii") as file:
+                times = [float(word) for word in file.readline().split()[1:9]]
+            self._seen.append((time.monotonic(), times[3] + times[4], sum(times)))
+
+    def idle(self, begin: float, end: float) -> float:
+        """Share of their time between two moments."""
+        inside = [row for row in self._seen if begin <= row[0] < end]
+        return (inside[-1][1] - inside[0][1]) / (inside[-1][2] - inside[0][2])
 
 
 @click.group(help=__doc__)
@@ -95,30 +119,31 @@ def main() -> None:
 @main.command("servers")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--workers", default=4, show_default=True)
-@click.option("--rate", default="200mbit", show_default=True)
+@click.option("--rate", default="200mbit", show_default=True, help="Of the servers' links.")
+@click.option("--worker-rate", default="1gbit", show_default=True)
 @click.option("--megabytes", default=8.0, show_default=True)
 @click.option("--compute-ms", default=20.0, show_default=True)
 @click.option("--seconds", default=15.0, show_default=True)
 @click.option("--csv", "path", type=click.Path(path_type=Path))
 def servers(
-    rounds: int, workers: int, rate: str, megabytes: float, compute_ms: float, seconds: float,
-    path: Path | None,
+    rounds: int, workers: int, rate: str, worker_rate: str, megabytes: float, compute_ms: float,
+    seconds: float, path: Path | None,
 ) -> None:  # fmt: skip
     rows = []
-    click.echo(f"{launching.family()}, {workers} workers, {megabytes:g} MB, links {rate}")
+    click.echo(f"{launching.family()}, {workers} workers, {megabytes:g} MB, servers' links {rate}")
     for number in range(rounds):
         for count in (1, 2, 4):
             with (
                 tempfile.TemporaryDirectory() as folder,
-                VirtualHosts(workers + count, rate) as hosts,
+                VirtualHosts(workers + count, worker_rate) as hosts,
+                Cores() as cores,
             ):
-                before = idle_and_all()
+                hosts.set_rate(rate, hosts.names[:count])
                 argv = [sys.executable, __file__, "job", folder + "/run", str(count)]
                 argv += [str(value) for value in (megabytes, compute_ms, seconds)]
                 hosts.mpirun(argv, timeout=seconds + 120)
-                after = idle_and_all()
                 seen = load(Path(folder) / "run", count, workers + count)
-            idle = (after[0] - before[0]) / (after[1] - before[1])
+            idle = cores.idle(seen.begin, seen.end)
             rows.append((number, count, sum(seen.into), seen.step_ms, idle))
             click.echo(
                 f"round {number}, {count} server(s): {sum(seen.into):6.1f} MB/s in "

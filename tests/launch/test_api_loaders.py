@@ -62,6 +62,7 @@ def accuracy(output: str) -> float:
     return float(found[0])
 
 
+@pytest.mark.first_mpi
 def test_example_alone_and_distributed(tmp_path: Path) -> None:
     """The plain script and its twin both learn."""
     run = subprocess.run(

@@ -59,20 +59,24 @@ def test_exit_without_finish(tmp_path: Path) -> None:
     assert "rank 2 (worker 1):" in line and "without aladdin_mpi.finish()" in line
 
 
+@pytest.mark.first_mpi
 def test_different_models(tmp_path: Path) -> None:
     line = the_error(job(tmp_path, "models"))
     assert "worker 1 has another model than worker 0" in line
     assert "parameter 1.weight float32[2, 8] in place of 1.weight float32[1, 8]" in line
 
 
+@pytest.mark.first_mpi
 def test_refused_optimizers_and_a_closure(tmp_path: Path) -> None:
     assert "step(closure) is not supported" in the_error(job(tmp_path, "refused"))
 
 
+@pytest.mark.first_mpi
 def test_sparse_gradients(tmp_path: Path) -> None:
     assert "parameter table has a sparse gradient" in the_error(job(tmp_path, "sparse"))
 
 
+@pytest.mark.first_mpi
 def test_unwritable_folder(tmp_path: Path) -> None:
     line = the_error(job(tmp_path, "unwritable"))
     assert "--out /proc/nowhere/run: cannot be written" in line
@@ -95,6 +99,7 @@ def test_one_rank_only(tmp_path: Path) -> None:
     assert "1 rank(s), but a server and at least one worker are needed" in line
 
 
+@pytest.mark.first_mpi
 def test_nan_is_skipped(tmp_path: Path) -> None:
     run = job(tmp_path, "skip")
     assert run.returncode == 0, run.stderr
@@ -104,11 +109,13 @@ def test_nan_is_skipped(tmp_path: Path) -> None:
         assert len(events(tmp_path, rank, EventKind.NONFINITE_PUSH)) == 0
 
 
+@pytest.mark.first_mpi
 def test_nan_stops(tmp_path: Path) -> None:
     line = the_error(job(tmp_path, "stop"))
     assert "rank 2 (worker 1): iteration 2" in line and "training has diverged" in line
 
 
+@pytest.mark.first_mpi
 def test_uneven_data(tmp_path: Path) -> None:
     """The worker with more data goes on alone after the other has ended, at its own pace."""
     run = job(tmp_path, "uneven")

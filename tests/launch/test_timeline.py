@@ -25,6 +25,7 @@ def run(folder: Path, algorithm: str) -> list[tracing.Event]:
     return tracing.load(folder / "trace.json")
 
 
+@pytest.mark.first_mpi
 def test_of_a_run_with_a_server(tmp_path: Path) -> None:
     events = run(tmp_path / "run", "aladdin")
     transfers = [e for e in tracing.slices(events, "push") if "sequence" in e.get("args", {})]
@@ -35,6 +36,7 @@ def test_of_a_run_with_a_server(tmp_path: Path) -> None:
     assert replies and all(mix["name"] == "mix" for _, mix in replies)
 
 
+@pytest.mark.first_mpi
 def test_of_a_run_without_one(tmp_path: Path) -> None:
     events = run(tmp_path / "run", "sgp")
     messages = tracing.arrows(events, "message")

@@ -72,12 +72,14 @@ def test_training_learns_and_exchanges(tmp_path: Path) -> None:
     assert (options["dataset"], options["epochs"], options["lr"]) == ("digits", 20, 0.05)
 
 
+@pytest.mark.first_mpi
 def test_a_server_that_drops_pushes_is_noticed(tmp_path: Path) -> None:
     train(tmp_path / "run", "--algorithm", "broken:DROPPING")
     with pytest.raises(AssertionError):
         check_learned(tmp_path / "run")
 
 
+@pytest.mark.first_mpi
 def test_replies_that_are_off_are_noticed(tmp_path: Path) -> None:
     train(tmp_path / "run", "--no-replies")
     with pytest.raises(AssertionError, match="never heard of the others"):

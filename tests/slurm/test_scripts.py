@@ -57,6 +57,7 @@ def test_cpu(slurm: SlurmCluster, tmp_path: Path, programs: Path, launcher: str)
     assert len(set(hosts_of(tmp_path / "run"))) == 3
 
 
+@pytest.mark.first_mpi
 def test_gpu(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     options = {"nodes": 2, "ntasks-per-node": 2, "gpus-per-node": 1, "cpus-per-task": 1}
     variables = {"TRAINING": ALADDIN, "OUT": "run", "UCX_TLS": "all"}
@@ -100,6 +101,7 @@ def test_sweep(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     )
 
 
+@pytest.mark.first_mpi
 def test_links(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "mailbox.py"
     variables = {"BENCH": str(bench), "OPTIONS": "(--sizes 65536 --rounds 1)", "OUT": "tables"}
