@@ -79,6 +79,9 @@ class RunConfig(BaseModel):
     shard_by: Literal["memory", "layer"] = _field(
         "Servers", "memory", "cut into equal parts, or keep layers whole"
     )
+    wire: str = _field(
+        "Servers", "float32", "how pushes travel: float32, bfloat16, float16 or topk:FRACTION"
+    )
     server_placement: Literal["first", "spread"] = _field(
         "Servers", "first", "the first ranks serve, or first ranks of nodes at equal distances"
     )

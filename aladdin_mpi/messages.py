@@ -235,7 +235,8 @@ class ChannelSpec(NamedTuple):
 
     ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the
     stretches ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its
-    options as text; ``momentum`` and ``weight_decay`` are the local optimizer's.
+    options as text; ``momentum`` and ``weight_decay`` are the local optimizer's; ``wire`` is how
+    pushes are encoded.
     """
 
     entries: tuple[tuple[str, str], ...]
@@ -247,6 +248,7 @@ class ChannelSpec(NamedTuple):
     options: str
     momentum: float = 0.0
     weight_decay: float = 0.0
+    wire: str = "float32"
 
 
 class SendTimes(NamedTuple):

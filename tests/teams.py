@@ -91,6 +91,7 @@ class Training:
     weight_decay: float = 0.0
     dtype: torch.dtype = torch.float32
     servers: int = 1
+    wire: str = "float32"
     iterations: Callable[[int], int] = lambda worker: 20
     before_step: Callable[[int, int], None] = lambda worker, iteration: time.sleep(2e-4)
 
@@ -162,7 +163,7 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
     buffers = FlatBuffers(model, set())
     spec = ChannelSpec(
         (("x", "float32"),), (), tuple(params.group_ranges()), params.size, 0, 0, "toy",
-        training.momentum, training.weight_decay,
+        training.momentum, training.weight_decay, training.wire,
     )  # fmt: skip
 
     ranges = Sharding(training.servers).ranges(params)

@@ -60,7 +60,9 @@ class PendingUpdate:
         if not params.read_finite(out):
             params.assign(self.pushed(port))
             return False
-        port.post(self._subtract, out, snapshot)
+        if snapshot is not None:
+            port.post(np.copyto, snapshot, out)
+        port.subtract(out, self._r)  # Δ = x − r, r ← x
         return True
 
     def pushed(self, port: Port) -> np.ndarray:
@@ -82,11 +84,6 @@ class PendingUpdate:
     ) -> None:
         params.mix(alpha, reply.vector, s)
         port.post(self._follow, reply)
-
-    def _subtract(self, frame: np.ndarray, snapshot: np.ndarray | None) -> None:
-        if snapshot is not None:
-            np.copyto(snapshot, frame)
-        kernels.take_difference(frame, self._r)  # Δ = x − r, r ← x
 
     def _follow(self, reply: Incoming) -> None:
         kernels.add(self._r, reply.vector)  # what x has moved by

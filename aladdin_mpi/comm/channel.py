@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 from mpi4py import MPI
 
 from aladdin_mpi.comm.mailbox import pieces
+from aladdin_mpi.core.encoding import find
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ModelError
 from aladdin_mpi.messages import ChannelSpec
@@ -30,7 +32,8 @@ class Opening(NamedTuple):
 
     comm: MPI.Intracomm
     spec: ChannelSpec
-    layout: FrameLayout
+    layout: FrameLayout  # of parameters as they are
+    push_layout: FrameLayout
     slots: int
 
 
@@ -55,18 +58,19 @@ def agree(world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None) ->
         raise error
     first = workers[0]
     layout = FrameLayout(first.size, first.floats, first.counts)
-    slots = 1 if layout.frame_bytes > ONE_SLOT_BYTES else 2
+    push_layout = replace(layout, encoding=find(first.wire))
+    slots = 1 if push_layout.frame_bytes > ONE_SLOT_BYTES else 2
     if server is not None:
         shortage = ""
         if comm.rank == server:
-            shortage = _shortage(comm, len(workers) * slots * layout.frame_bytes)
+            shortage = _shortage(comm, len(workers) * slots * push_layout.frame_bytes)
         shortage = comm.bcast(shortage, server)
         if shortage:
             comm.Free()
             error = ModelError(shortage)
             error.silent = world.rank != 0
             raise error
-    return Opening(comm, first, layout, slots)
+    return Opening(comm, first, layout, push_layout, slots)
 
 
 def broadcast(opening: Opening, frame: Frame, root: int) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Event, Lock
 from typing import Any
 
 import numpy as np
 
 from aladdin_mpi.core import kernels
+from aladdin_mpi.core.encoding import find
 from aladdin_mpi.core.wire import Arrival, Frame, FrameLayout
 from aladdin_mpi.messages import (
     ChannelSpec,
@@ -73,7 +75,9 @@ class _Incoming:
 
 
 class _WorkerChannel:
-    def __init__(self, link: _WorkerLink, index: int, server: int, layout: FrameLayout) -> None:
+    def __init__(
+        self, link: _WorkerLink, index: int, server: int, layout: FrameLayout, pushed: FrameLayout
+    ) -> None:  # fmt: skip
         self.index, self.layout, self.slots = index, layout, link.world.slots
         self._server = link.world.servers[server]
         self.acknowledged = 0
@@ -81,7 +85,7 @@ class _WorkerChannel:
         self.send_time_s = 0.0
         self.on_sent: Callable[[SendTimes, Notice], None] = lambda times, notice: None
         self.transit: deque[int] = deque()
-        self.frames = [layout.new_frame() for _ in range(self.slots)]
+        self.frames = [pushed.new_frame() for _ in range(self.slots)]
         self.replies: deque[Frame] = deque()
         self.copies: deque[Frame] = deque()
         self._link, self._handed = link, 0
@@ -172,8 +176,9 @@ class _WorkerLink:
         self, spec: ChannelSpec, initial: Callable[[Frame], None], server: int = 0
     ) -> tuple[_WorkerChannel, Frame]:
         layout = FrameLayout(spec.size, spec.floats, spec.counts)
+        pushed = replace(layout, encoding=find(spec.wire))
         index = len(self.channels)
-        channel = _WorkerChannel(self, index, server, layout)
+        channel = _WorkerChannel(self, index, server, layout, pushed)
         self.channels.append(channel)
         with self.world.lock:
             if len(self.world.specs) == index:
@@ -197,6 +202,7 @@ class _ServerChannel:
         self.world, self.index, self.slots = world, index, world.slots
         self.spec, first, _ = world.specs[index]
         self.layout = FrameLayout(self.spec.size, self.spec.floats, self.spec.counts)
+        self.push_layout = replace(self.layout, encoding=find(self.spec.wire))
         self.initial = self.layout.new_frame()
         np.copyto(self.initial.raw, first.raw)
 

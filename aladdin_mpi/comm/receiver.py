@@ -52,9 +52,12 @@ class ServerChannel:
 
     def __init__(self, link: ServerLink, index: int, opening: Opening) -> None:
         self.index, self.spec, self.layout = index, opening.spec, opening.layout
+        self.push_layout = opening.push_layout
         self.slots = opening.slots
         self._link, self._comm = link, opening.comm
-        self._inbox = Inbox(opening.comm, len(link.workers), opening.layout, opening.slots)
+        self._inbox = Inbox(
+            opening.comm, len(link.workers), opening.push_layout, opening.slots
+        )  # fmt: skip
         self.initial = opening.layout.new_frame()
         broadcast(opening, self.initial, 1)
         self._replies = [_Sending() for _ in link.workers]

@@ -62,6 +62,7 @@ class WorkerChannel:
     def __init__(self, link: WorkerLink, index: int, server: int, opening: Opening) -> None:
         self.index, self.server = index, server
         self.slots, self.layout = opening.slots, opening.layout
+        self._push_layout = opening.push_layout
         self.acknowledged = 0
         self.last_notice: Notice | None = None
         self.send_time_s = 0.0
@@ -71,7 +72,7 @@ class WorkerChannel:
         self._comm = opening.comm
         self._handed = 0
         self._sending = 0  # the push whose frame is whole, 0: none
-        self._frames = [self.layout.new_frame() for _ in range(self.slots)]
+        self._frames = [self._push_layout.new_frame() for _ in range(self.slots)]
         self._queued_at = [0.0] * self.slots
         self._times = [[0.0, 0.0] for _ in range(self.slots)]  # put began, published
         self._waiting: deque[tuple[int, int]] = deque()
@@ -82,7 +83,7 @@ class WorkerChannel:
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
         self._copy: Frame | None = None
-        self._box = Outbox(opening.comm, 0, link.worker, opening.layout, opening.slots)
+        self._box = Outbox(opening.comm, 0, link.worker, opening.push_layout, opening.slots)
 
     # -- training thread --------------------------------------------------------------------------
 
@@ -208,8 +209,9 @@ class WorkerChannel:
         self.acknowledged = notice.sequence
         self.changed.set()
         return SendTimes(
-            queued, began - queued, published - began, now - published, self.layout.frame_bytes
-        )
+            queued, began - queued, published - began, now - published,
+            self._push_layout.frame_bytes,
+        )  # fmt: skip
 
     @property
     def delay_s(self) -> float:

@@ -93,6 +93,11 @@ class Port(Protocol):
         that what ``write`` posts is done to the vector before it is sent.
         """
 
+    def subtract(self, staging: np.ndarray, r: np.ndarray) -> None:
+        """Have the communication thread push ``staging − r``, where ``staging`` is what ``write``
+        was given, and move r by what the server will read: less may be sent (``--wire``).
+        """
+
     def wait_push(self, limit: int) -> None:
         """Wait until fewer than ``limit`` pushes are on their way; logged as blocked."""
 

@@ -1,7 +1,8 @@
 """How a message lies in memory: the frame.
 
 A frame is one contiguous stretch of bytes, the same in a worker's staging buffer, in a slot of the
-server's window and in a reply: header, float32 parameters, float32 and int64 buffers, trailer.
+server's window and in a reply: header, parameters (float32, or as an :mod:`encoding
+<aladdin_mpi.core.encoding>` has them), float32 and int64 buffers, trailer.
 Every part begins on a 64-byte border.  The trailer repeats the sequence number; a reader that
 finds another number there than in the header has read a torn message.
 """
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aladdin_mpi.core.encoding import PLAIN, Encoding
 from aladdin_mpi.core.vector import ALIGN, aligned_zeros
 from aladdin_mpi.messages import (
     FRAME_HEADER,
@@ -26,6 +28,7 @@ from aladdin_mpi.messages import (
 __all__ = ["Arrival", "Frame", "FrameLayout"]
 
 _NO_RATES = np.zeros(MAX_GROUPS)
+_NOTHING = np.zeros(0, np.float32)
 
 
 def _up(offset: int) -> int:
@@ -39,10 +42,11 @@ class FrameLayout:
     size: int
     floats: int = 0
     counts: int = 0
+    encoding: Encoding = PLAIN
 
     @property
     def floats_at(self) -> int:
-        return FRAME_HEADER_BYTES + _up(4 * self.size)
+        return FRAME_HEADER_BYTES + self.encoding.nbytes(self.size)
 
     @property
     def counts_at(self) -> int:
@@ -58,8 +62,11 @@ class FrameLayout:
         return self.trailer_at + ALIGN
 
     def new_frame(self) -> Frame:
-        """A frame of zeros in memory of its own."""
-        return Frame(self, aligned_zeros(self.frame_bytes, np.uint8))
+        """A frame of zeros in memory of its own, with room to stage parameters in float32."""
+        frame = Frame(self, aligned_zeros(self.frame_bytes, np.uint8))
+        if frame.params is not frame.payload:
+            frame.params = aligned_zeros(self.size)
+        return frame
 
 
 class Frame:
@@ -69,24 +76,41 @@ class Frame:
     ----------
     raw : ndarray of uint8, shape (frame_bytes,)
     header : ndarray of FRAME_HEADER, shape (1,)
+    payload : object
+        The parameters as they travel (see :meth:`Encoding.view
+        <aladdin_mpi.core.encoding.Encoding.view>`).
     params : ndarray of float32, shape (size,)
+        The payload itself, or, in a frame of one's own, where it is staged; else empty.
     floats : ndarray of float32, shape (layout.floats,)
     counts : ndarray of int64, shape (layout.counts,)
     """
 
-    __slots__ = ("_trailer", "counts", "floats", "header", "params", "raw")
+    __slots__ = (
+        "_encoding", "_trailer", "_turn", "counts", "floats", "header", "params", "payload", "raw",
+    )  # fmt: skip
 
     def __init__(self, layout: FrameLayout, raw: np.ndarray) -> None:
         self.raw = raw
         self.header = raw[:FRAME_HEADER_BYTES].view(FRAME_HEADER)
-        at = FRAME_HEADER_BYTES
-        self.params = raw[at : at + 4 * layout.size].view(np.float32)
+        self._encoding, self._turn = layout.encoding, 0
+        self.payload = layout.encoding.view(raw[FRAME_HEADER_BYTES : layout.floats_at], layout.size)
+        plain = layout.encoding == PLAIN
+        self.params: np.ndarray = self.payload if plain else _NOTHING
         at = layout.floats_at
         self.floats = raw[at : at + 4 * layout.floats].view(np.float32)
         at = layout.counts_at
         self.counts = raw[at : at + 8 * layout.counts].view(np.int64)
         at = layout.trailer_at
         self._trailer = raw[at : at + 8].view(np.int64)
+
+    def take_difference(self, r: np.ndarray) -> None:
+        """The payload becomes :attr:`params` − r, which moves by what the payload says."""
+        self._turn += 1
+        self._encoding.take(self.params, r, self.payload, self._turn)
+
+    def encode(self) -> None:
+        """The payload becomes :attr:`params`, rounded."""
+        self._encoding.encode(self.params, self.payload)
 
     def intact(self, sequence: int) -> bool:
         """Header and trailer both carry ``sequence``."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
+from aladdin_mpi.core.encoding import PLAIN, Encoding, find
 from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import CheckpointError
@@ -63,7 +64,7 @@ class _Turn:
     handled: list[Handled] = field(default_factory=list)
     sends: dict[int, Send] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
-    waiting: list[tuple[np.ndarray, float]] = field(default_factory=list)
+    waiting: list[tuple[Any, float]] = field(default_factory=list)
     target: str = "global"
 
 
@@ -99,7 +100,7 @@ class GlobalModel:
         self.frame, self.rules, self.version = initial, rules, 0
         self.last_merged = [0] * num_workers
         self._held: dict[int, _Held] = {}
-        self._spec = spec
+        self._spec, self._encoding = spec, find(spec.wire)
         self._num_rates = 1 + max(group for _, _, group in spec.ranges)
         self._between = between
         self._sum: np.ndarray | None = None
@@ -167,7 +168,7 @@ class GlobalModel:
         turn = _Turn()
         for frame in frames:
             push = self.read(frame)
-            self._held[push.worker] = held = _Held(frame, push, self._nonfinite(frame.params))
+            self._held[push.worker] = held = _Held(frame, push, self._nonfinite(frame.payload))
             actions = self.rules.on_push(push)
             self._obey(turn, actions, push.worker)
             if Hold() not in actions and self._held.get(push.worker) is held:
@@ -191,7 +192,7 @@ class GlobalModel:
                     self._flush(turn)
                     turn.target = action.target
                 if not held.bad:
-                    turn.waiting.append((held.frame.params, action.weight))
+                    turn.waiting.append((held.frame.payload, action.weight))
                 if action.worker >= 0:
                     self._release(turn, of)
 
@@ -220,16 +221,16 @@ class GlobalModel:
         np.copyto(frame.counts, self.frame.counts)
         return time.monotonic() - start
 
-    def _pieces(self) -> list[tuple[int, int]]:
-        size = self.frame.params.size
+    def _pieces(self, encoding: Encoding = PLAIN) -> list[tuple[int, int]]:
+        size = encoding.items(self.frame.params.size)
         found = []
         for a in range(0, size, PIECE):
             found.append((a, min(a + PIECE, size)))
         return found
 
-    def _nonfinite(self, payload: np.ndarray) -> bool:
-        for a, b in self._pieces():
-            if kernels.count_nonfinite(payload, a, b):
+    def _nonfinite(self, payload: Any) -> bool:
+        for a, b in self._pieces(self._encoding):
+            if self._encoding.count_nonfinite(payload, a, b):
                 return True
             self._between()
         return False
@@ -240,16 +241,17 @@ class GlobalModel:
             self._sum, self._velocity = aligned_zeros(size), aligned_zeros(size)
         return self._sum, self._velocity
 
-    def _merge(self, target: str, waiting: list[tuple[np.ndarray, float]]) -> Pass:
+    def _merge(self, target: str, waiting: list[tuple[Any, float]]) -> Pass:
         start = time.monotonic()
         into = self.frame.params if target == "global" else self._accumulator()[0]
         payloads = [payload for payload, _ in waiting]
         weights = [weight for _, weight in waiting]
-        for a, b in self._pieces():
-            kernels.merge(into, payloads, weights, a, b)
+        for a, b in self._pieces(self._encoding):
+            self._encoding.merge(into, payloads, weights, a, b)
             self._between()
         took = time.monotonic() - start
-        return Pass(len(waiting), took, len(waiting) * into.nbytes, self.version)
+        nbytes = len(waiting) * self._encoding.nbytes(into.size)
+        return Pass(len(waiting), took, nbytes, self.version)
 
     def _apply(self, action: Apply) -> None:
         total, velocity = self._accumulator()

@@ -20,7 +20,7 @@ import torch
 
 from aladdin_mpi._version import __version__
 from aladdin_mpi.algorithms.base import Algorithm
-from aladdin_mpi.core import kernels
+from aladdin_mpi.core import encoding, kernels
 from aladdin_mpi.errors import AladdinError, RecordError
 from aladdin_mpi.messages import Phase
 from aladdin_mpi.record.hdf5 import RankFile
@@ -70,6 +70,7 @@ class Settings:
     plan: Plan = field(default_factory=Plan)
     resume: str = ""
     sharding: Sharding = field(default_factory=Sharding)
+    wire: str = "float32"
     slow_worker: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -153,6 +154,8 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
     sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
     _limit_threads(settings, comm_roles.shared_cores(comm))
     comm_roles.one_per_node_first(comm, kernels.warm_up)
+    if settings.wire != "float32":
+        comm_roles.one_per_node_first(comm, encoding.warm_up)
     job = Job(comm, roles, _folder(comm, settings))
     job.offset = comm_roles.clock_offset(comm)
     if settings.resume:

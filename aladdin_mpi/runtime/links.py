@@ -58,6 +58,7 @@ class ServerEnd(Protocol):
     slots: int
     spec: ChannelSpec
     layout: FrameLayout
+    push_layout: FrameLayout
     initial: Frame
 
     def arrivals(self) -> Sequence[ArrivalLike]: ...

@@ -12,11 +12,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from aladdin_mpi.algorithms import REGISTRY, find
 from aladdin_mpi.algorithms.base import Algorithm, Topology, flag
 from aladdin_mpi.comm.libraries import horovod_problem
+from aladdin_mpi.core.encoding import TopK
+from aladdin_mpi.core.encoding import find as find_encoding
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.runtime.cuts import Plan
 from aladdin_mpi.runtime.sharded import Sharding
 
-__all__ = ["check_plan", "check_sharding", "check_slow", "configure", "option_names", "option_type"]
+__all__ = [
+    "check_plan",
+    "check_sharding",
+    "check_slow",
+    "check_wire",
+    "configure",
+    "option_names",
+    "option_type",
+]
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {int: "must be a whole number", float: "must be a number", bool: "must be yes or no"}
@@ -137,6 +147,26 @@ def check_sharding(
             f"--max-shard-bytes {max_bytes}: --shard-by layer keeps layers whole; leave out one"
         )
     return Sharding(servers, max_bytes, by, placement)
+
+
+def check_wire(algorithm: Algorithm, config: Any, wire: str) -> str:
+    """How pushes are encoded, checked.
+
+    Raises
+    ------
+    ConfigError
+    """
+    encoding = find_encoding(wire)
+    if wire != "float32" and algorithm.topology is not Topology.SERVER:
+        raise ConfigError(
+            f"--wire {wire}: --algorithm {algorithm.name} has no server; leave it out"
+        )
+    if isinstance(encoding, TopK) and getattr(config, "push", "") != "update":
+        raise ConfigError(
+            f"--wire {wire}: what is not sent would be lost where no updates are pushed; use "
+            "--algorithm aladdin --push update, or --wire bfloat16"
+        )
+    return wire
 
 
 def _convert(where: str, value: object, kind: type) -> object:

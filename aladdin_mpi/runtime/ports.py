@@ -13,6 +13,7 @@ import numpy as np
 
 from aladdin_mpi.core.flat import FlatBuffers
 from aladdin_mpi.core.port import Incoming
+from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.messages import Notice, Phase, Push, Reply, SendTimes
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime.clock import StepClock
@@ -106,6 +107,7 @@ class WorkerPort(TimedPort):
         self._active = num_workers  # when the steps that are not pushed yet were begun
         self._version = 0  # of the copy fetched last
         self._meta: dict[int, tuple[int, int, bool, int]] = {}
+        self._frame: Frame | None = None  # whose payload is to be made
         end.on_sent = self._sent
 
     def try_push(
@@ -120,9 +122,11 @@ class WorkerPort(TimedPort):
     def _write(
         self, write: Callable[[np.ndarray], bool], iterations: int, header: dict[str, object]
     ) -> int:
-        frame = self._end.next_frame()
+        self._frame = frame = self._end.next_frame()
         if not write(frame.params):
             return -1
+        if self._frame is not None and frame.params is not frame.payload:
+            self._link.post(frame.encode)
         self._buffers.gather()
         np.copyto(frame.floats, self._buffers.floats)
         np.copyto(frame.counts, self._buffers.counts)
@@ -142,7 +146,8 @@ class WorkerPort(TimedPort):
         return sequence
 
     def early_frame(self) -> np.ndarray | None:
-        return None if self._end.in_flight() else self._end.next_frame().params
+        frame = self._end.next_frame()
+        return None if self._end.in_flight() or frame.params is not frame.payload else frame.params
 
     def send_range(self, start: int, stop: int) -> None:
         self._end.send_range(start, stop)
@@ -152,6 +157,11 @@ class WorkerPort(TimedPort):
 
     def post(self, call: Callable[..., None], *args: object) -> None:
         self._link.post(call, *args)
+
+    def subtract(self, staging: np.ndarray, r: np.ndarray) -> None:
+        frame, self._frame = self._frame, None
+        assert frame is not None and frame.params is staging
+        self._link.post(frame.take_difference, r)
 
     def wait_push(self, limit: int) -> None:
         if self._end.in_flight() < min(limit, self.slots):

@@ -328,7 +328,7 @@ class ServerLoop:
         if self._resumed is not None:
             model.restore(self._resumed["channels"][len(self._channels)])
         self._channels[index] = _Channel(end, model, self._num_workers)
-        self._progress.opened(end.layout.frame_bytes, end.slots, self._num_workers)
+        self._progress.opened(end.push_layout.frame_bytes, end.slots, self._num_workers)
 
     def _notice(
         self, worker: int, channel: int = 0, sequence: int = 0, version: int = 0, staleness: int = 0

@@ -30,7 +30,13 @@ from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_sto
 from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
-from aladdin_mpi.runtime.options import check_plan, check_sharding, check_slow, configure
+from aladdin_mpi.runtime.options import (
+    check_plan,
+    check_sharding,
+    check_slow,
+    check_wire,
+    configure,
+)
 from aladdin_mpi.runtime.peerport import PeerPort
 from aladdin_mpi.runtime.ports import WorkerPort
 from aladdin_mpi.runtime.reducers import make_reducer
@@ -140,6 +146,7 @@ def init(
     max_shard_bytes: int = 0,
     shard_by: str = "memory",
     server_placement: str = "first",
+    wire: str = "float32",
     **options: Any,
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
@@ -194,6 +201,8 @@ def init(
         Equal ranges, or whole layers.
     server_placement : {'first', 'spread'}
         The first ranks serve, or the first one of each of some nodes, at equal distances.
+    wire : str
+        How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"topk:FRACTION"``.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -233,6 +242,7 @@ def init(
             time_limit,
         ),
         sharding=check_sharding(chosen, servers, max_shard_bytes, shard_by, server_placement),
+        wire=check_wire(chosen, config, wire),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
     signals.watch()
@@ -373,6 +383,7 @@ def DistributedOptimizer(
         tuple((e.name, f"{e.dtype}{list(e.shape)}") for e in params.entries), buffers.names,
         tuple(params.group_ranges()), params.size, buffers.floats.size, buffers.counts.size,
         session.settings.description, group.get("momentum", 0.0), group.get("weight_decay", 0.0),
+        session.settings.wire,
     )  # fmt: skip
 
     served = session.algorithm.topology is Topology.SERVER

@@ -109,6 +109,7 @@ def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
         max_shard_bytes=config.max_shard_bytes,
         shard_by=config.shard_by,
         server_placement=config.server_placement,
+        wire=config.wire,
         config_text=config.model_copy(update={"algorithm_options": chosen}).to_yaml(),
         samples_total=0 if data is None else round(config.epochs * len(data.train)),  # type: ignore[arg-type]
         **chosen,

@@ -151,9 +151,9 @@ def test_payloads_are_never_changed(case: Case, monkeypatch: pytest.MonkeyPatch)
     handle = GlobalModel.handle
 
     def checked(self: GlobalModel, frames: Any) -> Any:
-        before = [frame.params.copy() for frame in frames]
+        before = [frame.payload.copy() for frame in frames]
         found = handle(self, frames)
-        assert all(np.array_equal(a, f.params) for a, f in zip(before, frames, strict=True))
+        assert all(np.array_equal(a, f.payload) for a, f in zip(before, frames, strict=True))
         return found
 
     monkeypatch.setattr(GlobalModel, "handle", checked)
