@@ -5,7 +5,7 @@ machine can build it (a build takes minutes; ``make horovod MPI=...`` makes the 
 ``first_mpi`` run with that one only. The stages:
 
     lint      ruff check, ruff format --check, mypy
-    unit      tests/unit, no launcher
+    unit      tests/unit, no launcher, on several cores
     launch    tests/launch: tests that start mpiexec themselves, with each MPI
     mpi       tests/mpi on 2, 3 and 5 ranks, with each MPI
     cluster   tests/cluster on virtual hosts, with each MPI; needs root and iproute2
@@ -251,6 +251,8 @@ class Suite:
             python = str(self.python(mpi))
             argv = [python, "-m", "pytest", str(folder), "-q", f"--junitxml={report}"]
             argv += ["-o", "junit_family=xunit1", "-p", "no:cacheprovider"]
+            if stage == "unit":
+                argv += ["-n", str(min(4, len(os.sched_getaffinity(0))))]
             if mpi != self.options.mpis[0]:
                 argv += ["-m", "not first_mpi"]
             if ranks:
