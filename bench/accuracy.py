@@ -4,8 +4,8 @@
 
 Fashion-MNIST, a small CNN, 4 workers with 64 samples a batch each, 3 epochs, paired seeds.  First
 the best learning rate of single-process SGD (batch 256) on a grid, by seed 0; then, at that rate,
-SGD with all seeds, ALADDIN, the paper's preset, and ALADDIN with each improvement off in turn; then
-ResNet-20 with batch norm; then every algorithm (``algorithms.py``).  Every run adds a line to
+SGD with all seeds, ALADDIN, the paper's preset, ALADDIN with each improvement off in turn, and with
+each way to send fewer bytes (``--wire``); then ResNet-20 with batch norm; then every algorithm (``algorithms.py``).  Every run adds a line to
 ``accuracy.csv`` or ``algorithms.csv``; a run that is there is not made again, so the command can be
 stopped and started at will.
 """
@@ -45,6 +45,10 @@ ABLATION = {
     "4 off: replies overlap": ("--no-one-outstanding",),
     "5 off: leavers count": ("--no-count-leavers",),
     "self-updates only": ("--no-replies",),
+}
+
+WIRES = {
+    f"wire {wire}": ("--wire", wire) for wire in ("bfloat16", "float16", "topk:0.1", "topk:0.01")
 }
 
 
@@ -196,7 +200,7 @@ def report(table: Table, seeds: list[int], best: float) -> None:
     base = table.mean("cnn", "single process", best)[0]
     click.echo(f"\n| at η = {best} | test accuracy | points to single process | iterations/push |")
     click.echo("|---|---|---|---|")
-    for name in ABLATION:
+    for name in (*ABLATION, *WIRES):
         mean, deviation, count = table.mean("cnn", name, best)
         if count:
             rows = [r for r in table.rows if (r.model, r.name, r.lr) == ("cnn", name, best)]
@@ -216,13 +220,13 @@ def report(table: Table, seeds: list[int], best: float) -> None:
 @click.option("--epochs", type=int, default=3, show_default=True)
 @click.option(
     "--only", multiple=True,
-    type=click.Choice(["grid", "ablation", "resnet", "algorithms", "report"]),
+    type=click.Choice(["grid", "ablation", "wires", "resnet", "algorithms", "report"]),
 )  # fmt: skip
 def main(out: Path, seeds: int, epochs: int, only: tuple[str, ...]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     out.mkdir(parents=True, exist_ok=True)
     table = Table(out / "accuracy.csv")
-    chosen = only or ("grid", "ablation", "resnet", "algorithms", "report")
+    chosen = only or ("grid", "ablation", "wires", "resnet", "algorithms", "report")
     numbers = list(range(seeds))
 
     def alone(lr: float, seed: int) -> None:
@@ -240,12 +244,12 @@ def main(out: Path, seeds: int, epochs: int, only: tuple[str, ...]) -> None:
     if "grid" in chosen:
         for seed in numbers:
             alone(best, seed)
-    if "ablation" in chosen:
-        for name, options in ABLATION.items():
-            for seed in numbers:
-                if table.find("cnn", name, best, seed) is None:
-                    table.add(distributed("cnn", name, options, best, seed, epochs, out))
-                    click.echo(table.rows[-1])
+    variants = (ABLATION if "ablation" in chosen else {}) | (WIRES if "wires" in chosen else {})
+    for name, options in variants.items():
+        for seed in numbers:
+            if table.find("cnn", name, best, seed) is None:
+                table.add(distributed("cnn", name, options, best, seed, epochs, out))
+                click.echo(table.rows[-1])
     if "resnet" in chosen and table.find("resnet20", "aladdin", 0.1, 0) is None:
         table.add(distributed("resnet20", "aladdin", (), 0.1, 0, 2, out))
         click.echo(table.rows[-1])
