@@ -5,9 +5,9 @@
 Fashion-MNIST, a small CNN, 4 workers with 64 samples a batch each, 3 epochs, paired seeds.  First
 the best learning rate of single-process SGD (batch 256) on a grid, by seed 0; then, at that rate,
 SGD with all seeds, ALADDIN, the paper's preset, ALADDIN with each improvement off in turn, and with
-each way to send fewer bytes (``--wire``); then ResNet-20 with batch norm; then every algorithm (``algorithms.py``).  Every run adds a line to
-``accuracy.csv`` or ``algorithms.csv``; a run that is there is not made again, so the command can be
-stopped and started at will.
+each way to send fewer bytes (``--wire``); then ResNet-20 with batch norm; then every algorithm
+(``algorithms.py``).  Every run adds a line to ``accuracy.csv`` or ``algorithms.csv``; a run that is
+there is not made again, so the command can be stopped and started at will.
 """
 
 from __future__ import annotations

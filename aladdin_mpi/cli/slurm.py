@@ -63,19 +63,20 @@ def slurm(
         nodes=nodes, gpus_per_node=gpus_per_node, tasks_per_node=tasks_per_node,
         cpus_per_task=cpus_per_task, time=time, account=account, partition=partition,
         mpi=mpi, launcher=launcher, job_name=job_name,
-        server=_has_server(training), training=training or ScriptOptions.training,
+        servers=_servers(training), training=training or ScriptOptions.training,
     )  # fmt: skip
     text = script(options)
     click.echo(_submit(text) if submit else text, nl=submit)
 
 
-def _has_server(training: tuple[str, ...]) -> bool:
-    """Check the arguments of train, which would else fail hours later, and find the algorithm."""
+def _servers(training: tuple[str, ...]) -> int:
+    """Check the arguments of train, which would else fail hours later; how many servers it has."""
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.algorithms.base import Topology
     from aladdin_mpi.cli.train import parse
 
-    return find(parse(training).algorithm).topology is Topology.SERVER
+    config = parse(training)
+    return config.servers if find(config.algorithm).topology is Topology.SERVER else 0
 
 
 def _submit(text: str) -> str:

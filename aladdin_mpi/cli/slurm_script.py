@@ -37,8 +37,8 @@ class ScriptOptions:
     ----------
     nodes : int
     tasks_per_node : int
-        Tasks of MPI on each node, of which the first one of all serves.  With GPUs: workers on each
-        node; the server is one task more, on the first.
+        Tasks of MPI on each node, of which the first ones serve.  With GPUs: workers on each node;
+        the servers are tasks more, on the first.
     gpus_per_node : int
         0: trains on CPUs.
     cpus_per_task : int
@@ -47,8 +47,8 @@ class ScriptOptions:
         Empty: the cluster's default.
     mpi, launcher : str
         Of :data:`MPIS` and :data:`LAUNCHERS`.
-    server : bool
-        Whether the algorithm has one.
+    servers : int
+        How many the training has; 0 where the algorithm has none.
     training : sequence of str
         Arguments of ``aladdin-mpi train``.
 
@@ -68,7 +68,7 @@ class ScriptOptions:
     partition: str = ""
     mpi: str = "mpich"
     launcher: str = "srun"
-    server: bool = True
+    servers: int = 1
     training: Sequence[str] = (
         "--dataset", "digits", "--model", "mlp", "--algorithm", "aladdin",
         "--epochs", "20", "--batch-size", "32", "--lr", "0.05",
@@ -87,10 +87,11 @@ class ScriptOptions:
                 f"--tasks-per-node {self.tasks_per_node}: must be a multiple of --gpus-per-node "
                 f"{self.gpus_per_node}, so that all GPUs have as many workers; leave it out for one"
             )
-        if self.nodes * self.tasks_per_node + (self.server and self.gpus_per_node > 0) < 2:
+        tasks = self.nodes * self.tasks_per_node + (self.servers if self.gpus_per_node else 0)
+        if tasks < max(2, self.servers + 1):
             raise ConfigError(
-                f"--tasks-per-node {self.tasks_per_node}: on one node there must be at least 2, "
-                "a server and a worker"
+                f"--tasks-per-node {self.tasks_per_node}: on {self.nodes} node(s) that is too few "
+                f"for {self.servers} server(s) and a worker"
             )
         if not _TIME.fullmatch(self.time):
             raise ConfigError(
@@ -132,12 +133,17 @@ def _head(options: ScriptOptions) -> str:
     where = (
         "GPU nodes with InfiniBand: a worker for every GPU, and a server" if gpus else "CPU nodes"
     )
-    tasks = options.tasks_per_node + bool(gpus and options.server)
+    tasks = options.tasks_per_node + (options.servers if gpus else 0)
     signal = "B:USR1@120" if options.launcher == "mpirun" else "USR1@120"
+    several = options.servers > 1
     note = "one of all tasks serves, the others train"
+    if several:
+        note = f"{options.servers} of all tasks serve, the others train"
     if gpus:
         note = "workers and one more, for the server on the first"
-        note = note if options.server else "workers"
+        if several:
+            note = f"workers and {options.servers} more, for the servers on the first"
+        note = note if options.servers else "workers"
     lines = [
         "#!/bin/bash",
         f"# Train with aladdin_mpi on {where}.",
@@ -168,10 +174,8 @@ def _variables(options: ScriptOptions) -> Iterator[str]:
         _noted("MPI_TYPE=", "srun's --mpi; empty: pmi2 for mpich, pmix for openmpi"),
     ]
     if options.gpus_per_node:
-        server = int(options.server)
-        lines += [
-            _noted(f"SERVER={server}", "0 for an algorithm without one: aladdin-mpi algorithms")
-        ]
+        note = "0 for an algorithm without one; as many as --servers says"
+        lines += [_noted(f"SERVERS={options.servers}", note)]
     lines += [
         _noted("CPU_BIND=cores", "for srun; verbose,cores shows it, map_ldom:... chooses"),
         _noted("OUT=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID", "stays the same when the job is requeued"),
@@ -252,8 +256,8 @@ tasks=$SLURM_NTASKS
 """
 
 GPU_LAYOUT = """
-# Rank 0 serves; it is on the first node, beside as many workers as any other node has.
-workers=$((SLURM_NTASKS_PER_NODE - SERVER)) here=$SLURM_NTASKS_PER_NODE tasks=0 hosts=
+# The first ranks serve; they are on the first node, beside as many workers as any other node has.
+workers=$((SLURM_NTASKS_PER_NODE - SERVERS)) here=$SLURM_NTASKS_PER_NODE tasks=0 hosts=
 hostfile=$(mktemp)
 trap 'rm -f "$hostfile"' EXIT
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do

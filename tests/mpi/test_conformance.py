@@ -107,3 +107,11 @@ def test_bsp_gives_the_bits_of_one_server(comm: MPI.Intracomm, servers: int) -> 
     several = alike(comm, run(comm, Case("bsp", servers).toy(mixed, momentum=0.9)))
     one = teams.run(n, toy("bsp", mixed, momentum=0.9, size=several.size))[0].final
     assert np.array_equal(several, one)
+
+
+@on_three
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "topk:0.25"])
+def test_narrow_pushes(comm: MPI.Intracomm, wire: str) -> None:
+    training = toy("aladdin", towards, size=256, wire=wire, iterations=lambda worker: 100)
+    final = alike(comm, run(comm, training))
+    assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE["aladdin"]

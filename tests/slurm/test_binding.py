@@ -106,7 +106,7 @@ def test_without_a_server_all_are_workers(
     tasks = run(
         slurm, tmp_path, stand_in, "train_gpu_ib",
         {"nodes": 2, "ntasks-per-node": 2, "cpus-per-task": 1, "gpus-per-node": 2},
-        {"SERVER": "0", "CPU_BIND": "none", "UCX_TLS": "all"},
+        {"SERVERS": "0", "CPU_BIND": "none", "UCX_TLS": "all"},
     )  # fmt: skip
     assert layout(tasks) == [2, 2]
     assert [task["gpus"] for task in tasks] == ["0", "1", "0", "1"]

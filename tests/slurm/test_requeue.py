@@ -36,7 +36,7 @@ CASES = {
         "train_cpu", TWO_NODES, {"LAUNCHER": "mpirun"}, ("scancel", "-b", "-s", "USR1")
     ),
     "gpu": Case(
-        "train_gpu_ib", {**TWO_NODES, "gpus-per-node": 1}, {"SERVER": "0", "UCX_TLS": "all"},
+        "train_gpu_ib", {**TWO_NODES, "gpus-per-node": 1}, {"SERVERS": "0", "UCX_TLS": "all"},
         ("scancel", "-s", "USR1"),
     ),
     "hetjob": Case(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 LIMIT_S = 90
 ALADDIN = f"({SMALL} --algorithm aladdin)"
-THREE_NODES = {"nodes": 3, "ntasks-per-node": 1, "cpus-per-task": 1}
+ONE_TASK = {"ntasks-per-node": 1, "cpus-per-task": 1}
 
 
 def run(
@@ -48,13 +48,32 @@ def hosts_of(folder: Path) -> list[str]:
     return hosts
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_cpu(slurm: SlurmCluster, tmp_path: Path, programs: Path, launcher: str) -> None:
-    variables = {"TRAINING": ALADDIN, "OUT": "run", "LAUNCHER": launcher}
-    _, job, output = run(slurm, tmp_path, programs, "train_cpu", THREE_NODES, variables)
+def serving(folder: Path) -> list[int]:
+    """Return which ranks were servers."""
+    found = []
+    for path in sorted(folder.glob("rank*.h5")):
+        with h5py.File(path) as file:
+            if file.attrs["role"] == "server":
+                found.append(int(file.attrs["rank"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "servers"), [("srun", 4, "servers 2"), ("mpirun", 3, "one server")]
+)
+def test_cpu(
+    slurm: SlurmCluster, tmp_path: Path, programs: Path, launcher: str, nodes: int, servers: str
+) -> None:
+    several = servers == "servers 2"
+    more = " --servers 2 --server-placement spread" if several else ""
+    training = f"({SMALL} --algorithm aladdin{more})"
+    variables = {"TRAINING": training, "OUT": "run", "LAUNCHER": launcher}
+    options = {"nodes": nodes, **ONE_TASK}
+    _, job, output = run(slurm, tmp_path, programs, "train_cpu", options, variables)
     assert job.state == "COMPLETED", output
     assert (tmp_path / "run" / "model.pt").exists()
-    assert len(set(hosts_of(tmp_path / "run"))) == 3
+    assert len(set(hosts_of(tmp_path / "run"))) == nodes
+    assert serving(tmp_path / "run") == ([0, 2] if several else [0])
 
 
 @pytest.mark.first_mpi
@@ -105,7 +124,7 @@ def test_sweep(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
 def test_links(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "mailbox.py"
     variables = {"BENCH": str(bench), "OPTIONS": "(--sizes 65536 --rounds 1)", "OUT": "tables"}
-    options = {**THREE_NODES, "nodes": 2}
+    options = {"nodes": 2, **ONE_TASK}
     _, job, output = run(slurm, tmp_path, programs, "bench_links", options, variables)
     assert job.state == "COMPLETED", output
     (table,) = (tmp_path / "tables").iterdir()
@@ -120,7 +139,9 @@ def test_a_wrong_type_of_mpi_is_one_line(
     slurm: SlurmCluster, tmp_path: Path, programs: Path
 ) -> None:
     variables = {"TRAINING": ALADDIN, "OUT": "run", "MPI_TYPE": WRONG[launching.family()]}
-    _, job, output = run(slurm, tmp_path, programs, "train_cpu", THREE_NODES, variables)
+    _, job, output = run(
+        slurm, tmp_path, programs, "train_cpu", {"nodes": 3, **ONE_TASK}, variables
+    )
     assert (job.state, job.exit_code) == ("FAILED", "2:0"), output
     lines = [line for line in output.splitlines() if line.startswith("aladdin-mpi: error:")]
     assert len(lines) == 1, output

@@ -105,12 +105,12 @@ def test_without_account_and_partition_the_lines_wait_to_be_filled_in() -> None:
     assert not {"account", "partition"} & set(sbatch(text))
 
 
-@pytest.mark.parametrize(("server", "tasks"), [(True, "5"), (False, "4")])
-def test_the_server_is_one_task_more_than_there_are_gpus(server: bool, tasks: str) -> None:
-    text = script(ScriptOptions(gpus_per_node=4, tasks_per_node=4, server=server))
+@pytest.mark.parametrize(("servers", "tasks"), [(1, "5"), (2, "6"), (0, "4")])
+def test_servers_are_more_tasks_than_there_are_gpus(servers: int, tasks: str) -> None:
+    text = script(ScriptOptions(gpus_per_node=4, tasks_per_node=4, servers=servers))
     assert sbatch(text)["ntasks-per-node"] == tasks
     assert sbatch(text)["gpus-per-node"] == "4"
-    assert variables(text)["SERVER"] == str(int(server))
+    assert variables(text)["SERVERS"] == str(servers)
 
 
 @pytest.mark.parametrize("mpi", MPIS)
@@ -135,7 +135,10 @@ def test_long_arguments_are_wrapped_between_options() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nodes": ({"nodes": 0}, "--nodes 0: must be at least 1"),
     "tasks": ({"tasks_per_node": -1}, "--tasks-per-node -1: must be at least 1"),
-    "one rank": ({"nodes": 1, "tasks_per_node": 1}, "--tasks-per-node 1: .* at least 2"),
+    "one rank": (
+        {"nodes": 1, "tasks_per_node": 1},
+        "--tasks-per-node 1: on 1 node.* too few for 1 server.* and a worker",
+    ),
     "cpus": ({"cpus_per_task": 0}, "--cpus-per-task 0: must be at least 1"),
     "gpus": ({"gpus_per_node": -1}, "--gpus-per-node -1: must be at least 0"),
     "uneven": ({"gpus_per_node": 4, "tasks_per_node": 6}, "--tasks-per-node 6: .* multiple"),
@@ -188,7 +191,9 @@ def test_the_command_prints_the_script() -> None:
 
 def test_an_algorithm_without_a_server_gets_no_task_for_one() -> None:
     text = call("--gpus-per-node", "2", "--", "--algorithm", "localsgd").stdout
-    assert variables(text)["SERVER"] == "0" and sbatch(text)["ntasks-per-node"] == "2"
+    assert variables(text)["SERVERS"] == "0" and sbatch(text)["ntasks-per-node"] == "2"
+    text = call("--gpus-per-node", "2", "--", "--servers", "3").stdout
+    assert variables(text)["SERVERS"] == "3" and sbatch(text)["ntasks-per-node"] == "5"
 
 
 @pytest.mark.parametrize(
