@@ -154,7 +154,10 @@ EVENT_MEANINGS: dict[EventKind, str] = {
 }  # fmt: skip
 
 TIME = Column("time_s", "f8", "s", "monotonic clock of this rank when the row was made")
-CHANNEL = Column("channel", "i2", "1", "which optimizer, from 0")
+CHANNEL = Column(
+    "channel", "i2", "1",
+    "which channel, from 0: an optimizer's, or with several servers one of its parts'"
+)  # fmt: skip
 WORKER = Column("worker", "i4", "1", "index of the worker, from 0; -1: none")
 VERSION_HAD = Column("version", "i8", "1", "version of the parameters that the worker mixed last")
 SEQUENCE = Column("sequence", "i8", "1", "number of the push among those of its worker, from 1")
