@@ -146,7 +146,9 @@ def servers(run: Run) -> pd.DataFrame:
             frame[frame.index.get_level_values("rank") == rank]
             for frame in (run.merges, run.polls, run.replies)
         )
-        size = merges["bytes"].sum() / max(merges["count"].sum(), 1)  # of a push; a reply's too
+        size = merges["bytes"].sum() / max(merges["count"].sum(), 1)  # of a push
+        if run.config.get("wire", "float32") != "float32":
+            size = math.nan  # a reply's is another
         found[rank] = {
             "merges_per_s": merges["count"].sum() / took,
             "pushes_per_pass": merges["count"].mean(),

@@ -89,7 +89,8 @@ class SavedLog:
         return (
             known.get("rank") == self.rank < size <= MAX_RANKS
             and 0 < workers <= size
-            and known.get("worker") == self.rank - (size - workers)
+            and -1 <= known.get("worker", size) < workers
+            and known.get("role") == ("worker" if known["worker"] >= 0 else "server")
         )
 
     def say(self, line: str) -> None:
@@ -289,6 +290,8 @@ def _attributes(
         doubtful += ["start_clock_s"] if "start_clock_s" not in doubtful else []
         values.pop("start_clock_s", None)
     rank, size, workers = log.rank, values.get("world_size", -1), values.get("num_workers", -1)
+    if log.trusted and rank < size:
+        return {**values, "rank": rank, "part": log.part}, doubtful
     if rank < size <= MAX_RANKS and workers > 0 and size - workers in (0, 1):
         doubtful = [name for name in doubtful if name not in ("worker", "role")]
     else:  # the least that the rows allow: it must load

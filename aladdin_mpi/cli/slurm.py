@@ -7,7 +7,7 @@ import subprocess
 import click
 
 from aladdin_mpi.cli.slurm_script import LAUNCHERS, MPIS, ScriptOptions, script
-from aladdin_mpi.errors import LaunchError
+from aladdin_mpi.errors import ConfigError, LaunchError
 
 __all__ = ["slurm"]
 
@@ -63,19 +63,24 @@ def slurm(
         nodes=nodes, gpus_per_node=gpus_per_node, tasks_per_node=tasks_per_node,
         cpus_per_task=cpus_per_task, time=time, account=account, partition=partition,
         mpi=mpi, launcher=launcher, job_name=job_name,
-        servers=_servers(training), training=training or ScriptOptions.training,
+        servers=_servers(training, gpus_per_node > 0), training=training or ScriptOptions.training,
     )  # fmt: skip
     text = script(options)
     click.echo(_submit(text) if submit else text, nl=submit)
 
 
-def _servers(training: tuple[str, ...]) -> int:
+def _servers(training: tuple[str, ...], gpus: bool) -> int:
     """Check the arguments of train, which would else fail hours later; how many servers it has."""
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.algorithms.base import Topology
     from aladdin_mpi.cli.train import parse
 
     config = parse(training)
+    if gpus and config.servers > 1 and config.server_placement == "spread":
+        raise ConfigError(
+            "--server-placement spread: with --gpus-per-node the servers are tasks more on the "
+            "first node; leave it out"
+        )
     return config.servers if find(config.algorithm).topology is Topology.SERVER else 0
 
 

@@ -270,6 +270,7 @@ class WorkerLink(CommThread):
     ) -> None:
         super().__init__(comm, servers, worker, num_workers, on_failure, among_workers)
         self.servers, self._groups = servers, groups
+        self._handed_on = False
         self.channels: list[WorkerChannel] = []
         self._notices = [
             SmallReceiver(comm, TAG_NOTICE, NOTICE, [server], unpack_notice) for server in servers
@@ -343,6 +344,9 @@ class WorkerLink(CommThread):
             for notice in receiver.poll():
                 if server == self.servers[0]:
                     self.notice = notice
+                elif notice.stop and not self._handed_on:  # it was told to stop: so are all
+                    self._handed_on = True
+                    self.send_to(self.servers[0], RequestKind.PREEMPT)
                 self.heard_s[server] = time.monotonic()
                 if notice.sequence:
                     channel = self.channels[notice.channel]

@@ -150,7 +150,8 @@ class TopK:
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
         narrow.subtract(p, r)
-        sample = np.abs(p[turn % 7 :: max(1, p.size // _SAMPLE)])
+        stride = max(1, p.size // _SAMPLE) | 1  # odd: rows have even lengths
+        sample = np.abs(p[turn * 5 % stride :: stride])
         rank = max(0, sample.size - max(1, round(self.fraction * sample.size)))
         threshold = float(np.partition(sample, rank)[rank])
         first = (turn * 7919 * 64) % p.size

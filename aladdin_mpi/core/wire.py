@@ -10,6 +10,7 @@ finds another number there than in the header has read a torn message.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = ["Arrival", "Frame", "FrameLayout"]
 
 _NO_RATES = np.zeros(MAX_GROUPS)
 _NOTHING = np.zeros(0, np.float32)
+_TURNS = count()
 
 
 def _up(offset: int) -> int:
@@ -86,13 +88,13 @@ class Frame:
     """
 
     __slots__ = (
-        "_encoding", "_trailer", "_turn", "counts", "floats", "header", "params", "payload", "raw",
+        "_encoding", "_trailer", "counts", "floats", "header", "params", "payload", "raw",
     )  # fmt: skip
 
     def __init__(self, layout: FrameLayout, raw: np.ndarray) -> None:
         self.raw = raw
         self.header = raw[:FRAME_HEADER_BYTES].view(FRAME_HEADER)
-        self._encoding, self._turn = layout.encoding, 0
+        self._encoding = layout.encoding
         self.payload = layout.encoding.view(raw[FRAME_HEADER_BYTES : layout.floats_at], layout.size)
         plain = layout.encoding == PLAIN
         self.params: np.ndarray = self.payload if plain else _NOTHING
@@ -105,8 +107,7 @@ class Frame:
 
     def take_difference(self, r: np.ndarray) -> None:
         """The payload becomes :attr:`params` − r, which moves by what the payload says."""
-        self._turn += 1
-        self._encoding.take(self.params, r, self.payload, self._turn)
+        self._encoding.take(self.params, r, self.payload, next(_TURNS))
 
     def encode(self) -> None:
         """The payload becomes :attr:`params`, rounded."""

@@ -60,8 +60,8 @@ def head(run: Path, number: int) -> dict[str, Any]:
     path = _folder(run, number) / HEAD
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        lists = {name: [int(rank) for rank in found[name]] for name in ("servers", "left")}
-        return {"world_size": int(found["world_size"]), **lists}
+        servers, left = ([int(r) for r in found[name]] for name in ("servers", "left"))
+        return {"world_size": int(found["world_size"]), "servers": servers, "left": left}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
 

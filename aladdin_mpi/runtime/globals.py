@@ -142,7 +142,10 @@ class GlobalModel:
             It is another model's.
         """
         if [len(state[part]) for part in ("params", "floats", "counts")] != list(self._spec[3:6]):
-            raise CheckpointError("--resume: the checkpoint was made with another model")
+            raise CheckpointError(
+                "--resume: the checkpoint was made with another model, --max-shard-bytes or "
+                "--shard-by"
+            )
         np.copyto(self.frame.params, state["params"])
         np.copyto(self.frame.floats, state["floats"])
         np.copyto(self.frame.counts, state["counts"])

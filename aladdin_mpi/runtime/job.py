@@ -278,7 +278,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
     from aladdin_mpi.comm.roles import server_groups
 
     roles = job.roles
-    job.comm.Split(1, roles.rank).Free()
+    servers = job.comm.Split(1, roles.rank)
     assert algorithm.server is not None
     make = algorithm.server
     workers = len(roles.workers)
@@ -301,6 +301,8 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
     )  # fmt: skip
     signals.call(loop.preempt)
     loop.serve()
+    preempted = bool(servers.bcast(loop.preempted, 0))
+    servers.Free()
     cuts.wait()
     job.measure_end()
     link.free()
@@ -309,9 +311,9 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
     job.end(
         samples=loop.samples, version=models[0].version if models else 0,
         pushes=sum(sum(model.last_merged) for model in models),
-        reason="preempted" if loop.preempted else "all workers have ended",
+        reason="preempted" if preempted else "all workers have ended",
     )  # fmt: skip
-    return loop.preempted
+    return preempted
 
 
 def _for_server(restart: Restart, workers: int) -> dict[str, Any]:

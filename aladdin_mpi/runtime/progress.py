@@ -75,13 +75,15 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def opened(self, frame_bytes: int, slots: int, workers: int) -> None:
-        """Say what memory a channel takes."""
+    def opened(self, push_bytes: int, frame_bytes: int, slots: int, workers: int) -> None:
+        """Say what memory a channel takes; a reply has ``frame_bytes``."""
         if self._mode == "off":
             return
-        server, worker = (workers * (slots + 1) + 1) * frame_bytes, (slots + 5) * frame_bytes
+        narrow = slots * push_bytes if push_bytes != frame_bytes else 0
+        server = workers * slots * push_bytes + (workers + 1) * frame_bytes
+        worker = (slots + 5) * frame_bytes + narrow
         self.say(
-            f"{_size(frame_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); "
+            f"{_size(push_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); "
             f"memory: server up to {_size(server)}, worker up to {_size(worker)}"
         )
 

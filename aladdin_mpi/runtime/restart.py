@@ -143,7 +143,7 @@ def _other_servers(run: Path, candidates: list[int], servers: int) -> str:
     if not candidates:
         return ""
     then = len(checkpoint.head(run, candidates[0])["servers"])
-    if then == servers:
+    if then == servers or not (then and servers):  # or it is another algorithm's
         return ""
     return (
         f"--servers {servers}: checkpoint {candidates[0]} of {run} was made with {then}, each with "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aladdin_mpi.algorithms.base import Server
-from aladdin_mpi.errors import NonFiniteError
+from aladdin_mpi.errors import CheckpointError, NonFiniteError
 from aladdin_mpi.messages import (
     ChannelSpec,
     Notice,
@@ -173,7 +173,7 @@ class ServerLoop:
     def _take(self, channel: _Channel, frames: list) -> None:
         """Merge what has come, one by one while a checkpoint is under way."""
         cuts = self._cuts
-        if cuts is None or not cuts.concerned(channel.model.read(f).cut for f in frames):
+        if cuts is None or not cuts.concerned(frames):
             self._merge(channel, frames)
             self._call()
             return
@@ -184,8 +184,16 @@ class ServerLoop:
             self._everybody(Stop.PREEMPTED, -1, "stopped, with a checkpoint, to be started again")
 
     def _call(self) -> None:
-        """Call for a checkpoint if one is due."""
-        if self._cuts is not None and self._cuts.call():
+        """Call for a checkpoint if one is due; where another server calls, ask it to stop if this
+        one was told so (workers hand it on).
+        """
+        cuts = self._cuts
+        if cuts is None:
+            return
+        asked = cuts.preempt and not cuts.leads and not self._stop
+        if asked:
+            self._stop = int(Stop.PREEMPTED)
+        if asked or cuts.call():
             self._tell_all()
 
     def _merge(self, channel: _Channel, frames: list) -> None:
@@ -202,7 +210,7 @@ class ServerLoop:
             self._iterations += push.iterations
             self._pushes += 1
             if self._cuts is not None:
-                self._cuts.merged(push)
+                self._cuts.merged(channel.end.index, push)
             self._link.notify(
                 push.worker,
                 self._notice(push.worker, channel.end.index, push.sequence, version, staleness),
@@ -326,9 +334,17 @@ class ServerLoop:
         rules = self._make_rules(end.spec)
         model = GlobalModel(end.spec, end.initial, rules, self._num_workers, self._link.progress)
         if self._resumed is not None:
-            model.restore(self._resumed["channels"][len(self._channels)])
+            parts = self._resumed["channels"]
+            if len(self._channels) >= len(parts):
+                raise CheckpointError(
+                    f"--resume: the checkpoint has {len(parts)} part(s) on this server, this run "
+                    "more; resume with the same model, --max-shard-bytes and --shard-by"
+                )
+            model.restore(parts[len(self._channels)])
         self._channels[index] = _Channel(end, model, self._num_workers)
-        self._progress.opened(end.push_layout.frame_bytes, end.slots, self._num_workers)
+        self._progress.opened(
+            end.push_layout.frame_bytes, end.layout.frame_bytes, end.slots, self._num_workers
+        )
 
     def _notice(
         self, worker: int, channel: int = 0, sequence: int = 0, version: int = 0, staleness: int = 0

@@ -3,12 +3,13 @@
 When the first push comes that its worker made after its own part, the model is copied.  Pushes that
 others made before theirs are merged into the copy, too; once every worker's later push (or its last
 one) has come, the copy is written.  Where there are several servers, the first one calls, and a
-worker's pushes tell the others; so one of those may be late, and have two parts under way.
+worker's pushes tell the others; so one of those may be late, and have several parts under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aladdin_mpi.core.wire import Frame
@@ -20,20 +21,24 @@ from aladdin_mpi.runtime.state import to_plain
 
 __all__ = ["ServerCuts"]
 
+BEFORE = -1
+"""The channel under which the samples from before a restart are counted."""
+
 
 class _Copy:
-    """One channel's model as of a checkpoint, and the workers whose later push is awaited."""
+    """One channel's model as of a checkpoint, the workers whose later push is awaited, and the
+    samples of each worker that it contains.
+    """
 
-    def __init__(self, model: GlobalModel, waiting: set[int]) -> None:
-        self.model, self.waiting = model, waiting
+    def __init__(self, model: GlobalModel, waiting: set[int], samples: Sequence[int]) -> None:
+        self.model, self.waiting, self.samples = model, waiting, list(samples)
 
 
 class _Part:
     """The server's part of a checkpoint that is not whole yet."""
 
-    def __init__(self, number: int, at: int, samples: Sequence[int]) -> None:
+    def __init__(self, number: int, at: int) -> None:
         self.number, self.at = number, at
-        self.samples = list(samples)  # of each worker, in what the copies contain
         self.copies: dict[int, _Copy] = {}  # by channel
 
 
@@ -62,13 +67,14 @@ class ServerCuts:
         Samples of the data set; 0: unknown.
     preempt : bool
         The run is to stop with a checkpoint.
+    leads : bool
     """
 
     def __init__(
         self, plan: Plan, writer: checkpoint.Writer, lockstep: bool, first: int, num_workers: int,
         algorithm: str, description: str, leads: bool = True,
     ) -> None:  # fmt: skip
-        self._plan, self._writer, self._lockstep, self._leads = plan, writer, lockstep, leads
+        self._plan, self._writer, self._lockstep, self.leads = plan, writer, lockstep, leads
         self._algorithm, self._description = algorithm, description
         self._due = Due(plan)
         self._num_workers = num_workers
@@ -76,18 +82,20 @@ class ServerCuts:
         self.preempt = False
         self._last_one = False
         self._made = [0] * num_workers
-        self._left: set[int] = set()
-        self._samples = [0] * num_workers  # of each worker, in merged pushes
+        self._left: defaultdict[int, set[int]] = defaultdict(set)  # by channel: after a last push
+        # by channel: samples of each worker in merged pushes; what a restart began with has none
+        self._samples: defaultdict[int, list[int]] = defaultdict(lambda: [0] * num_workers)
         self._parts: list[_Part] = []  # under way, by number
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._samples = list(state["worker_samples"])
+        self._samples[BEFORE] = list(state["worker_samples"])
         self._made = list(state["made"])
         self._due.begin(self._epochs(), self._iterations())
 
     def _epochs(self) -> float:
-        return sum(self._samples) / self.length if self.length else 0.0
+        seen = sum(map(sum, self._samples.values()))
+        return seen / self.length if self.length else 0.0
 
     def _iterations(self) -> float:
         return sum(self._made) / self._num_workers
@@ -98,9 +106,10 @@ class ServerCuts:
 
     def call(self) -> bool:
         """Whether a checkpoint is called for now; ``number`` and ``at`` then say which."""
-        if not self._leads or self._parts or self._last_one:
+        if not self.leads or self._parts or self._last_one:
             return False
-        if len(self._left) == self._num_workers or (self._left and not self._plan.active):
+        left = self._gone()
+        if len(left) == self._num_workers or (left and not self._plan.active):
             return False  # those that have ended left no part: the others soon end, too
         stop = self.preempt or self._due.out_of_time()
         if not (stop or self._due.now(self._epochs(), self._iterations())):
@@ -109,17 +118,22 @@ class ServerCuts:
         self._begin(self.number + 1, max(self._made) + LEAD if self._lockstep else 0)
         return True
 
+    def _gone(self) -> set[int]:
+        """Workers that have sent their last push on every channel."""
+        return set.intersection(*self._left.values()) if self._left else set()
+
     def _begin(self, number: int, at: int) -> None:
         self.number, self.at = number, at
-        self._parts.append(_Part(number, at, self._samples))
+        self._parts.append(_Part(number, at))
 
-    def concerned(self, cuts: Iterable[int]) -> bool:
+    def concerned(self, frames: Sequence[Frame]) -> bool:
         """Whether pushes have to be shown to :meth:`before` one by one: a checkpoint is under way,
-        or one of theirs (``Push.cut``) tells of a new one.
+        or, where another server leads, one of them tells of a new one.
         """
-        newest = max(cuts, default=0)
-        if newest > self.number:
-            self._begin(newest, 0)
+        if not self.leads:
+            newest = max(int(frame.header["cut"][0]) for frame in frames)
+            for number in range(self.number + 1, newest + 1):
+                self._begin(number, 0)
         return bool(self._parts)
 
     def before(self, index: int, model: GlobalModel, frame: Frame) -> None:
@@ -129,22 +143,23 @@ class ServerCuts:
             copy = part.copies.get(index)
             if push.cut >= part.number:
                 if copy is None:
-                    waiting = set(range(self._num_workers)) - self._left
-                    copy = part.copies[index] = _Copy(model.copy(), waiting)
-                    part.samples = list(self._samples)
+                    waiting = set(range(self._num_workers)) - self._left[index]
+                    copy = _Copy(model.copy(), waiting, self._samples[index])
+                    part.copies[index] = copy
                 copy.waiting.discard(push.worker)
             elif copy is not None:
                 copy.model.handle([frame])
-                part.samples[push.worker] += push.samples
+                copy.samples[push.worker] += push.samples
                 if push.last:
                     copy.waiting.discard(push.worker)
 
-    def merged(self, push: Push) -> None:
+    def merged(self, index: int, push: Push) -> None:
         """A push was merged."""
-        self._samples[push.worker] += push.samples
+        self._samples[index][push.worker] += push.samples
         self._made[push.worker] = max(self._made[push.worker], push.made)
+        left = self._left[index]
         if push.last:
-            self._left.add(push.worker)
+            left.add(push.worker)
 
     def after(self, models: Mapping[int, GlobalModel]) -> bool:
         """While one is under way: have the part written once it is whole.
@@ -154,9 +169,9 @@ class ServerCuts:
         stop = False
         for part in list(self._parts):
             if len(part.copies) < len(models):
-                if len(self._left) == self._num_workers:
+                if all(len(self._left[index]) == self._num_workers for index in models):
                     self._parts.remove(part)  # all have ended before it was made
-            elif not any(copy.waiting - self._left for copy in part.copies.values()):
+            elif not any(copy.waiting - self._left[i] for i, copy in part.copies.items()):
                 self._parts.remove(part)
                 self._write(part, models)
                 stop = self._last_one
@@ -164,10 +179,12 @@ class ServerCuts:
 
     def _write(self, part: _Part, models: Mapping[int, GlobalModel]) -> None:
         channels = [part.copies[index].model.state() for index in models]
+        counts = [self._samples[BEFORE], *(copy.samples for copy in part.copies.values())]
+        samples = [sum(own) for own in zip(*counts, strict=True)]
         self._writer.write(part.number, {
             "role": "server", "algorithm": self._algorithm, "options": self._description,
             "num_workers": self._num_workers, "channels": to_plain(channels),
-            "worker_samples": part.samples, "made": list(self._made), "at": part.at,
+            "worker_samples": samples, "made": list(self._made), "at": part.at,
         })  # fmt: skip
-        if self._leads:
-            self._writer.write_head(part.number, sorted(self._left))
+        if self.leads:
+            self._writer.write_head(part.number, sorted(self._gone()))

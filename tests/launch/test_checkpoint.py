@@ -76,10 +76,11 @@ def test_nothing_is_lost_or_applied_twice_across_the_cut(tmp_path, servers):
         found += 1
         workers = range(servers, ranks)
         made = [checkpoint.read(folder, number, rank)["iteration"] for rank in workers]
-        parts = [checkpoint.read(folder, number, rank)["channels"][0] for rank in range(servers)]
-        params = torch.cat([part["params"] for part in parts])
+        parts = [checkpoint.read(folder, number, rank) for rank in range(servers)]
+        channels = [channel for part in parts for channel in part["channels"]]
+        params = torch.cat([channel["params"] for channel in channels])
         assert params[:1000].unique().tolist() == [sum(made) / 4]
-        assert [part["version"] for part in parts] == [sum(made)] * servers
+        assert [channel["version"] for channel in channels] == [sum(made)] * servers**2
     assert found >= 3
     mpirun(ranks, [*script, "500", "auto"], timeout=120)
 
@@ -104,6 +105,7 @@ def running(folder: Path, rank: int) -> int:
         pytest.param("aladdin", 3, 2, signal.SIGTERM, marks=pytest.mark.first_mpi),
         pytest.param("bsp", 3, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
         ("localsgd", 2, 1, signal.SIGUSR1),
+        pytest.param("bsp --servers 2", 4, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
         pytest.param("ad-psgd", 3, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
     ],
 )
@@ -113,8 +115,8 @@ def test_a_signal_to_any_rank_stops_all_with_a_checkpoint(
     folder = tmp_path / "run"
     argv = [
         sys.executable, "-m", "aladdin_mpi", "train", "--dataset", "digits", "--model", "mlp",
-        "--algorithm", algorithm, "--epochs", "100000", "--emulate-compute", "2", "--progress",
-        "off", "--out", str(folder),
+        "--algorithm", *algorithm.split(), "--epochs", "100000", "--emulate-compute", "2",
+        "--progress", "off", "--out", str(folder),
     ]  # fmt: skip
     with Started(command(ranks, argv), env=environment()) as started:
         os.kill(running(folder, signalled), number)

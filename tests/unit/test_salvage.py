@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
+import logs
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -451,3 +452,19 @@ def test_attributes_come_from_the_others(store: Path, tmp_path: Path) -> None:
     new, logs = salvage(folder, tmp_path / "alone")
     assert load_run(new).log(1).counts["steps"] == 1000
     assert any("world_size" in line for line in logs[0].lines)
+
+
+def test_ranks_of_several_servers_keep_their_roles(tmp_path: Path) -> None:
+    """Ranks 0 and 2 serve, as two servers on two nodes do."""
+    roles = {0: ("server", -1), 1: ("worker", 0), 2: ("server", -1), 3: ("worker", 1)}
+    for rank, (role, worker) in roles.items():
+        logs.write(
+            tmp_path / "run", rank, {"polls" if worker < 0 else "steps": fill(
+                schema.TABLES["polls" if worker < 0 else "steps"], 20, rank
+            )},
+            world_size=4, role=role, worker=worker,
+        )  # fmt: skip
+    good, _ = salvage(tmp_path / "run")
+    for rank, expected in roles.items():
+        with open_rank_file(rank_path(good, rank)) as file:
+            assert (str(file.attrs["role"]), int(file.attrs["worker"])) == expected

@@ -1,4 +1,6 @@
-"""Every step adds exactly 1 to every parameter, at its own pace on every worker."""
+"""Every step adds exactly 1 to every parameter, at its own pace on every worker; two servers have
+two parts each.
+"""
 
 import sys
 import time
@@ -12,6 +14,7 @@ if __name__ == "__main__":
     am.init(
         "aladdin", out=folder, resume=resume, checkpoint_iterations=40, checkpoint_keep=100,
         replies=False, coalesce=False, progress="off", servers=int(servers),
+        max_shard_bytes=1024 if servers == "2" else 0,
     )  # fmt: skip
     x = torch.nn.Parameter(torch.zeros(1000))
     model = torch.nn.Module()
