@@ -49,6 +49,7 @@ demo: python
 	@ALADDIN_MPI=$(MPI) $(VENV)/bin/python tests/launching.py -n 5 $(VENV)/bin/aladdin-mpi train \
 	  --dataset digits --model mlp --algorithm aladdin \
 	  --epochs 20 --batch-size 16 --lr 0.1 --momentum 0.9 \
+	  --progress "$$([ -t 2 ] && echo bar || echo auto)" \
 	  --out "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
 test: python
