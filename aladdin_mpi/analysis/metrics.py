@@ -122,13 +122,24 @@ def senders(run: Run) -> pd.DataFrame:
         found[_worker_of(run)[rank]] = {
             "sends_per_s": len(rows) / took,
             "MB_per_s": rows["bytes"].sum() / took / 1e6,
-            "transfer_share": np.nansum(rows["put_s"], dtype=np.float64) / took,
+            "transfer_share": _covered(rows) / took,
             "queue_s": rows["queue_s"].median(),
             "put_s": rows["put_s"].median(),
             "ack_s": rows["ack_s"].median(),
         }
     frame = pd.DataFrame.from_dict(found, orient="index", columns=list(_SENDER))
     return frame.rename_axis("worker").sort_index()
+
+
+def _covered(sends: pd.DataFrame) -> float:
+    """[s] with a transfer under way: those to several servers overlap."""
+    begin = (sends["queued_s"] + sends["queue_s"]).to_numpy(np.float64)
+    end = begin + sends["put_s"].to_numpy(np.float64)
+    known = np.isfinite(end)
+    order = np.argsort(begin[known], kind="stable")
+    begin, end = begin[known][order], end[known][order]
+    before = np.concatenate([[-math.inf], np.maximum.accumulate(end)])[:-1]
+    return float(np.clip(end - np.maximum(begin, before), 0.0, None).sum())
 
 
 _SENDER = ("sends_per_s", "MB_per_s", "transfer_share", "queue_s", "put_s", "ack_s")

@@ -366,3 +366,11 @@ def test_a_file_that_disappears_is_noted(tmp_path):
     (tmp_path / "b" / "rank0001.h5").unlink()
     assert len(run.steps) == 100
     assert any("rank0001.h5" in note for note in run.notes)
+
+
+def test_transfers_to_several_servers_that_overlap_count_once() -> None:
+    sends = pd.DataFrame(
+        {"queued_s": [0.0, 0.0, 1.0, 5.0], "queue_s": [0.0, 0.5, 0.0, 0.0],
+         "put_s": [2.0, 1.0, 2.0, np.nan]}
+    )  # fmt: skip
+    assert metrics._covered(sends) == pytest.approx(3.0)
