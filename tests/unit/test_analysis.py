@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import logs
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
