@@ -235,6 +235,11 @@ class _ServerChannel:
         self._copy.write_reply(reply)
         self._ends()[worker].copies.append(self._copy)
 
+    def send_to_all(self, frame: Frame, reply: Reply) -> None:
+        frame.write_reply(reply)
+        for end in self._ends():
+            end.copies.append(frame)
+
     def reply_done(self, worker: int) -> bool:
         return not self._ends()[worker].replies
 

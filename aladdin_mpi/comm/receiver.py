@@ -62,6 +62,7 @@ class ServerChannel:
         broadcast(opening, self.initial, 1)
         self._replies = [_Sending() for _ in link.workers]
         self._copies = [_Sending() for _ in link.workers]
+        self._finals = [_Sending() for _ in link.workers]
 
     def arrivals(self) -> list[Arrival]:
         """Pushes that have arrived; their frames are valid until acknowledged."""
@@ -90,21 +91,29 @@ class ServerChannel:
         """Send what was written into :meth:`copy_frame`."""
         self._send(self._copies[worker], worker, reply, tags(self.index)[1])
 
+    def send_to_all(self, frame: Frame, reply: Reply) -> None:
+        """Send a frame, which then stays as it is, to every worker as the copy that it expects."""
+        frame.write_reply(reply)
+        for worker, sending in enumerate(self._finals):
+            sending.requests = self._start(frame, worker, tags(self.index)[1])
+
     def _send(self, sending: _Sending, worker: int, reply: Reply, tag: int) -> None:
         frame = sending.frame
         assert frame is not None and not sending.requests
         frame.write_reply(reply)
-        sending.requests = [
-            self._link.comm.Isend(
-                (frame.raw[a:b], b - a, MPI.BYTE), self._link.workers[worker], tag
-            )
+        sending.requests = self._start(frame, worker, tag)
+
+    def _start(self, frame: Frame, worker: int, tag: int) -> list[MPI.Request]:
+        to = self._link.workers[worker]
+        return [
+            self._link.comm.Isend((frame.raw[a:b], b - a, MPI.BYTE), to, tag)
             for a, b in pieces(self.layout.frame_bytes)
         ]
 
     def test(self) -> bool:
         """Drive the sends; True when none is on its way."""
         idle = True
-        for sending in (*self._replies, *self._copies):
+        for sending in (*self._replies, *self._copies, *self._finals):
             idle = sending.done() and idle
         return idle
 

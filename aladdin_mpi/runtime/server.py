@@ -406,13 +406,8 @@ class ServerLoop:
         )
 
     def _hand_out(self) -> None:
-        """Send the final parameters to every worker."""
+        """Send the final parameters to every worker, from where they lie."""
         for channel in self._channels.values():
             channel.owed.clear()
-            channel.copies.extend(range(self._num_workers))
-        while any(channel.copies for channel in self._channels.values()):
-            for channel in self._channels.values():
-                self._reply(channel)
-            if not self._link.progress():
-                time.sleep(_BUSY_S)
+            channel.end.send_to_all(channel.model.frame, Reply(0, channel.model.version, 0, 1.0))
         self._progress.update(self._samples, math.nan, 0)
