@@ -18,7 +18,7 @@ from scripts import write
 from aladdin_mpi.errors import RecordError
 from aladdin_mpi.record.reading import open_rank_file, rank_path
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.first_mpi]
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS, STOP_IN, LIMIT_S = 8, 2, 150
 OPTIONS = {"nodes": 2, "ntasks-per-node": 1, "cpus-per-task": 1}

@@ -76,7 +76,6 @@ def test_cpu(
     assert serving(tmp_path / "run") == ([0, 2] if several else [0])
 
 
-@pytest.mark.first_mpi
 def test_gpu(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     options = {"nodes": 2, "ntasks-per-node": 2, "gpus-per-node": 1, "cpus-per-task": 1}
     variables = {"TRAINING": ALADDIN, "OUT": "run", "UCX_TLS": "all"}
@@ -102,7 +101,6 @@ def test_hetjob(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     assert len(set(workers) - {server}) == 2
 
 
-@pytest.mark.first_mpi
 def test_sweep(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     """Six runs; two ranks each, and one after the other, so that two cores are enough."""
     lines = ["aladdin 2 0 -", "aladdin 2 1 -", "asp 2 0 -", "bsp 2 0 0:2"]
@@ -120,7 +118,6 @@ def test_sweep(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     )
 
 
-@pytest.mark.first_mpi
 def test_links(slurm: SlurmCluster, tmp_path: Path, programs: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "mailbox.py"
     variables = {"BENCH": str(bench), "OPTIONS": "(--sizes 65536 --rounds 1)", "OUT": "tables"}
