@@ -82,6 +82,9 @@ class RunConfig(BaseModel):
     wire: str = _field(
         "Servers", "float32", "how pushes travel: float32, bfloat16, float16 or topk:FRACTION"
     )
+    merge_on_node: bool = _field(
+        "Servers", False, "on every node, one rank more merges what its workers push"
+    )
     server_placement: Literal["first", "spread"] = _field(
         "Servers", "first", "the first ranks serve, or first ranks of nodes at equal distances"
     )

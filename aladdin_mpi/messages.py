@@ -21,6 +21,7 @@ __all__ = [
     "ChannelSpec",
     "Hold",
     "Merge",
+    "MergeHeld",
     "Notice",
     "PeerHeader",
     "Phase",
@@ -41,14 +42,19 @@ FRAME_HEADER = np.dtype(
     {
         "names": [
             "sequence", "worker", "iterations", "samples", "handled", "wants_reply", "version",
-            "last", "active", "number", "clock", "cut", "alpha", "iteration_s", "loss", "rates",
+            "last", "active", "number", "clock", "cut", "parts", "alpha", "iteration_s", "loss",
+            "rates",
         ],
-        "formats": ["i8"] * 12 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
+        "formats": ["i8"] * 13 + ["f8"] * 3 + [("f8", (MAX_GROUPS,))],
         "itemsize": FRAME_HEADER_BYTES,
     }
 )  # fmt: skip
 """The header in front of a payload, both ways; 256 bytes, so that the payload keeps its
 alignment.
+
+``parts`` counts the headers behind the payload, of the workers whose pushes a relay has merged into
+it, or whom a reply is for; 0: this header is the only one.  In a part of a push it is 1 where its
+payload is in the sum, else 0.
 """
 
 
@@ -83,6 +89,8 @@ class Push(NamedTuple):
         The worker's iterations in the whole run, those before a restart included.
     cut : int
         Number of the checkpoint that the worker made last: its state does not contain this push.
+    left_out : bool
+        Its relay did not merge its payload, which is not finite.
     """
 
     worker: int
@@ -99,6 +107,7 @@ class Push(NamedTuple):
     active: int = 1
     made: int = 0
     cut: int = 0
+    left_out: bool = False
 
 
 class Reply(NamedTuple):
@@ -151,27 +160,39 @@ class PeerHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """``target ← target + weight · payload`` of the push being handled, or of ``worker``'s held
-    one.
+    """``target ← target + weight · payload`` of the push being handled.
 
     ``target`` is ``"global"`` (the global parameters) or ``"sum"`` (the accumulated gradients).
+    Pushes that a relay has merged have one payload, and one weight.
     """
 
     target: str
     weight: float
-    worker: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the push being handled in its slot, not acknowledged, until a :class:`Merge` names its
-    worker.
+    """Keep the push being handled in its slot, not acknowledged, until a :class:`MergeHeld` names
+    its worker.
     """
 
 
 @dataclass(frozen=True, slots=True)
+class MergeHeld:
+    """``target ← target + Σ`` of these workers' held payloads.
+
+    They are added pairwise in the order of the workers' numbers
+    (:mod:`~aladdin_mpi.core.pairwise`), so that the sum has the same bits whoever adds them up.
+    """
+
+    target: str
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
-    """One step of the server's momentum SGD with the accumulated gradients, which it then clears.
+    """One step of the server's momentum SGD with the accumulated gradients, which it then clears;
+    for pushes that a relay has merged, the last one's.
 
     ``rates`` holds a learning rate per parameter group, ``scale`` multiplies the sum (1/c̃ for a
     mean).  Momentum and weight decay are the workers' own where None.
@@ -194,7 +215,7 @@ class Send:
     clock: int = 0
 
 
-Action = Merge | Hold | Apply | Send
+Action = Merge | Hold | MergeHeld | Apply | Send
 
 
 class RequestKind(IntEnum):

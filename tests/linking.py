@@ -80,7 +80,7 @@ class Loop:
             frame = end.reply_frame(worker)
             if frame is not None:
                 frame.params[:] = self.sums[end.index]
-                end.send_reply(worker, reply)
+                end.send_replies(worker, [(worker, reply)])
                 self._owed.remove(owed)
         for index, worker in list(self._copies):
             end = self.link.channels[index]

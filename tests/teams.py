@@ -206,13 +206,13 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
     return Result(own, final, worker, file, model.x.dtype)
 
 
-def serve(link: Any, num_workers: int, training: Training) -> ServerLoop:
+def serve(link: Any, num_workers: int, training: Training, relays: int = 0) -> ServerLoop:
     """The server, until all workers have ended."""
     row = training.row
     assert row.server is not None
     loop = ServerLoop(
         link, num_workers, lambda spec: row.server(training.config(), num_workers),
-        Recorder(MemoryFile()), Progress("off", 0, ""),
+        Recorder(MemoryFile()), Progress("off", 0, ""), relays=relays,
     )  # fmt: skip
     loop.serve()
     return loop

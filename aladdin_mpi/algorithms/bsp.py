@@ -5,8 +5,9 @@ At every iteration the server waits for the gradients of all workers that still 
     x̃ ← x̃ − η (1/k) Σ g_i        momentum and weight decay as in the workers' SGD
     x_i ← x̃                       for all of them
 
-Gradients are added in the order of the workers, so that a run repeats to the bit.  A worker whose
-data has ended joins: from then on it counts as having answered.
+Gradients are added pairwise in the order of the workers, so that a run repeats to the bit, however
+many servers and relays there are.  A worker whose data has ended joins: from then on it counts as
+having answered.
 
 Gerbessiotis & Valiant, Direct bulk-synchronous parallel algorithms, J. Parallel Distrib. Comput.
 22(2), 1994; with a parameter server: Li et al., OSDI 2014.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology
 from aladdin_mpi.algorithms.gradients import GradientWorker
-from aladdin_mpi.messages import Action, Apply, Hold, Merge, Push, Send
+from aladdin_mpi.messages import Action, Apply, Hold, MergeHeld, Push, Send
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Server(Stateful):
         """The round's update, if everybody has answered."""
         if not self.arrived or not self.active <= self.arrived:
             return []
-        actions: list[Action] = [Merge("sum", 1.0, worker) for worker in sorted(self.held)]
+        actions: list[Action] = []
         if self.held:
+            actions.append(MergeHeld("sum", tuple(sorted(self.held))))
             actions.append(Apply(self.rates, 1 / len(self.held)))
         actions += [Send(worker, 1.0) for worker in sorted(self.arrived)]
         self.arrived, self.held = set(), set()

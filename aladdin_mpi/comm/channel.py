@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from aladdin_mpi.comm.mailbox import pieces
+from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.core.encoding import find
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ModelError
@@ -28,19 +29,47 @@ def tags(channel: int) -> tuple[int, int]:
 
 
 class Opening(NamedTuple):
-    """What came out of :func:`agree`."""
+    """What came out of :func:`agree`.
+
+    Attributes
+    ----------
+    comm : MPI.Intracomm
+        Everybody.
+    up : MPI.Intracomm
+        The server, as rank 0, and those that put into its mailbox; COMM_NULL on the others.
+    node : MPI.Intracomm
+        A relay, as rank 0, and its workers; COMM_NULL where there is none.
+    layout, reply_layout : FrameLayout
+        Of copies; of replies, which may be for several workers.
+    push_layout, node_layout : FrameLayout
+        Of pushes to the server, and to a relay.
+    slots : int
+        Pushes that may be on their way at once.
+    """
 
     comm: MPI.Intracomm
+    up: MPI.Intracomm
+    node: MPI.Intracomm
     spec: ChannelSpec
-    layout: FrameLayout  # of parameters as they are
+    layout: FrameLayout
+    reply_layout: FrameLayout
     push_layout: FrameLayout
+    node_layout: FrameLayout
     slots: int
 
+    def free(self) -> None:
+        """Collective."""
+        for comm in {id(c): c for c in (self.node, self.up, self.comm)}.values():
+            if comm != MPI.COMM_NULL:
+                comm.Free()
 
-def agree(world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None) -> Opening:
+
+def agree(
+    world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None, routes: Routes | None = None
+) -> Opening:
     """Compare the specifications of all workers with worker 0's.  Collective over ``world``.
 
-    ``server`` is its rank, None where there is none.
+    ``server`` is its rank, None where there is none; other ranks without a ``spec`` are relays.
 
     Raises
     ------
@@ -48,8 +77,7 @@ def agree(world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None) ->
         On every rank alike, naming the worker and the first parameter that differs.
     """
     comm = world.Dup()
-    specs = comm.allgather(spec)
-    workers = [s for rank, s in enumerate(specs) if rank != server]
+    workers = [one for one in comm.allgather(spec) if one is not None]
     message = _difference(workers)
     if message:
         comm.Free()
@@ -60,17 +88,39 @@ def agree(world: MPI.Intracomm, server: int | None, spec: ChannelSpec | None) ->
     layout = FrameLayout(first.size, first.floats, first.counts)
     push_layout = replace(layout, encoding=find(first.wire))
     slots = 1 if push_layout.frame_bytes > ONE_SLOT_BYTES else 2
+    reply_layout, up, node = layout, comm, MPI.Intracomm(MPI.COMM_NULL)
+    if routes is not None and routes.relays:
+        slots = max(slots, routes.most_groups())
+        parts = slots * routes.largest
+        reply_layout, push_layout = replace(layout, parts=parts), replace(push_layout, parts=parts)
+        up, node = _ways(comm, routes)
     if server is not None:
-        shortage = ""
+        needed = 0
         if comm.rank == server:
-            shortage = _shortage(comm, len(workers) * slots * push_layout.frame_bytes)
-        shortage = comm.bcast(shortage, server)
+            needed = (up.size - 1) * slots * push_layout.frame_bytes
+        elif node != MPI.COMM_NULL and node.rank == 0:
+            needed = (node.size - 1) * slots * layout.frame_bytes
+        shortage = next(filter(None, comm.allgather(_shortage(comm, needed))), "")
         if shortage:
             comm.Free()
             error = ModelError(shortage)
             error.silent = world.rank != 0
             raise error
-    return Opening(comm, first, layout, push_layout, slots)
+    return Opening(comm, up, node, first, layout, reply_layout, push_layout, layout, slots)
+
+
+def _ways(comm: MPI.Intracomm, routes: Routes) -> tuple[Any, Any]:
+    """A server's group as senders, and as nodes.  Collective."""
+    rank, workers = comm.rank, len(routes.relay_of)
+    sends = rank == 0 or rank in routes.senders
+    up = comm.Split(0 if sends else MPI.UNDEFINED, rank)
+    relay = -1
+    if rank > workers:
+        relay = rank - workers - 1
+    elif rank > 0:
+        relay = routes.relay_of[rank - 1]
+    node = comm.Split(relay if relay >= 0 else MPI.UNDEFINED, 0 if rank > workers else rank)
+    return up, node
 
 
 def broadcast(opening: Opening, frame: Frame, root: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event, Lock
 from typing import Any
@@ -203,6 +203,7 @@ class _ServerChannel:
         self.spec, first, _ = world.specs[index]
         self.layout = FrameLayout(self.spec.size, self.spec.floats, self.spec.counts)
         self.push_layout = replace(self.layout, encoding=find(self.spec.wire))
+        self.sender_of = range(world.num_workers)
         self.initial = self.layout.new_frame()
         np.copyto(self.initial.raw, first.raw)
 
@@ -227,7 +228,8 @@ class _ServerChannel:
         self._copy = self.layout.new_frame()
         return self._copy
 
-    def send_reply(self, worker: int, reply: Reply) -> None:
+    def send_replies(self, sender: int, replies: Sequence[tuple[int, Reply]]) -> None:
+        ((worker, reply),) = replies
         self._reply.write_reply(reply)
         self._ends()[worker].replies.append(self._reply)
 
@@ -262,6 +264,9 @@ class _ServerLink:
 
     def notify(self, worker: int, notice: Notice) -> None:
         self.world.workers[worker].notices[self.index].append(notice)
+
+    def notify_relay(self, relay: int, notice: Notice) -> None:
+        raise NotImplementedError("threads in one process have no relays")
 
     def may_beat(self, worker: int) -> bool:
         return not self.world.workers[worker].notices[self.index]

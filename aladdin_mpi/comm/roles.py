@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.core.shards import spread_over
 from aladdin_mpi.errors import AladdinError, LaunchError, launch_rank
 
@@ -46,13 +48,19 @@ class Roles:
     servers : tuple of int
         Ranks of the servers, in order; rank 0 is the first one.
     server : int
-        Index among the servers; −1 on a worker.
+        Index among the servers; −1 on another rank.
     worker : int
-        Index among the workers; −1 on a server.
+        Index among the workers; −1 on another rank.
     workers : tuple of int
         Ranks of the workers, in order.
     local_rank : int
-        Index among the workers of this node; −1 on a server.
+        Index among the workers of this node; −1 on another rank.
+    relays : tuple of int
+        Ranks that merge the pushes of their node's workers, in order.
+    relay : int
+        Index among the relays; −1 on another rank.
+    routes : Routes
+        Which worker has which relay.
     """
 
     rank: int
@@ -62,14 +70,27 @@ class Roles:
     worker: int
     workers: tuple[int, ...]
     local_rank: int
+    relays: tuple[int, ...]
+    relay: int
+    routes: Routes
+
+    @property
+    def role(self) -> str:
+        """``worker``, ``server`` or ``relay``."""
+        return "worker" if self.worker >= 0 else "server" if self.server >= 0 else "relay"
 
     @property
     def who(self) -> str:
         """How a message of this rank begins."""
-        role = f"worker {self.worker}" if self.server < 0 else "server"
+        role = f"worker {self.worker}" if self.worker >= 0 else self.role
         if len(self.servers) > 1 and self.server >= 0:
             role += f" {self.server}"
         return f"rank {self.rank} ({role}):"
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks that have a part in a checkpoint: all but the relays."""
+        return tuple(rank for rank in range(self.size) if rank not in self.relays)
 
 
 def library() -> str:
@@ -127,38 +148,61 @@ def agree(comm: MPI.Comm, error: AladdinError | None) -> None:
             raise shared
 
 
-def find_roles(comm: MPI.Comm, servers: int, spread: bool = False) -> Roles:
+def find_roles(
+    comm: MPI.Comm, servers: int, spread: bool = False, merge: bool = False, rounds: bool = False,
+    nodes: Sequence[Sequence[int]] | None = None,
+) -> Roles:  # fmt: skip
     """Some ranks serve, all others work.  Collective.
 
     Servers are the first ranks, or, ``spread``, ranks of several nodes
-    (:func:`~aladdin_mpi.core.shards.spread_over`).
+    (:func:`~aladdin_mpi.core.shards.spread_over`).  With ``merge``, the first rank beside the
+    servers is a relay on every node where at least two more are left; ``rounds`` as in
+    :class:`~aladdin_mpi.comm.routes.Routes`.  ``nodes`` are the ranks of each node; found out where
+    not given.
+
+    Raises
+    ------
+    LaunchError
+        No node has enough ranks for a relay.
     """
     rank, size = comm.rank, comm.size
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
-    here = node.allgather(rank)
-    node.Free()
-    serving = tuple(range(servers))
-    if spread:
-        nodes = list(dict.fromkeys(tuple(ranks) for ranks in comm.allgather(here)))
-        serving = spread_over(nodes, servers)
-    workers = tuple(r for r in range(size) if r not in serving)
-    local = [r for r in here if r in workers]
+    if nodes is None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
+        nodes = list(dict.fromkeys(tuple(n) for n in comm.allgather(node.allgather(rank))))
+        node.Free()
+    serving = spread_over(nodes, servers) if spread else tuple(range(servers))
+    left = [[r for r in ranks if r not in serving] for ranks in nodes]
+    relays = tuple(sorted(ranks[0] for ranks in left if merge and len(ranks) > 2))
+    if merge and not relays:
+        raise _everywhere(
+            "--merge-on-node: no node has a relay and two workers, which is three ranks beside the "
+            "servers; start more ranks per node, or leave it out"
+        )
+    workers = tuple(r for r in range(size) if r not in serving and r not in relays)
+    relay_of = {r: relays.index(ranks[0]) for ranks in left if ranks[:1] and ranks[0] in relays
+                for r in ranks}  # fmt: skip
+    local = next([r for r in ranks if r in workers] for ranks in nodes if rank in ranks)
+
+    def index(ranks: Sequence[int]) -> int:
+        return ranks.index(rank) if rank in ranks else -1
+
     return Roles(
-        rank, size, serving, serving.index(rank) if rank in serving else -1,
-        workers.index(rank) if rank in workers else -1, workers,
-        local.index(rank) if rank in local else -1,
+        rank, size, serving, index(serving), index(workers), workers, index(local), relays,
+        index(relays), Routes(tuple(relay_of.get(worker, -1) for worker in workers), rounds),
     )  # fmt: skip
 
 
 def server_groups(comm: MPI.Intracomm, roles: Roles) -> list[MPI.Intracomm]:
-    """For each server a communicator of it, as rank 0, and the workers, in order; COMM_NULL on the
-    other servers.  Collective.
+    """For each server a communicator of it, as rank 0, the workers, in order, and the relays, in
+    order; COMM_NULL on the other servers.  Collective.
     """
     groups: list[Any] = []
     for server in roles.servers:
-        inside = roles.worker >= 0 or roles.rank == server
-        key = 0 if roles.rank == server else 1 + roles.rank
-        groups.append(comm.Split(0 if inside else MPI.UNDEFINED, key))
+        inside = roles.server < 0 or roles.rank == server
+        key = 1 + roles.rank + roles.size * (roles.relay >= 0)
+        groups.append(
+            comm.Split(0 if inside else MPI.UNDEFINED, 0 if roles.rank == server else key)
+        )
     return groups
 
 

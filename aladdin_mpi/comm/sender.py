@@ -13,6 +13,7 @@ from mpi4py import MPI
 from aladdin_mpi.comm.channel import Opening, agree, broadcast, tags
 from aladdin_mpi.comm.control import NOTICE, TAG_NOTICE, SmallReceiver, unpack_notice
 from aladdin_mpi.comm.mailbox import Outbox, pieces
+from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.comm.thread import BUSY_S, IDLE_S, WAITING_S, CommThread
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.wire import Frame
@@ -32,9 +33,9 @@ __all__ = ["WorkerChannel", "WorkerLink"]
 class Received:
     """Parameters that have arrived (the port's ``Incoming``)."""
 
-    def __init__(self, frame: Frame, give_back: Callable[[Frame], None]) -> None:
+    def __init__(self, frame: Frame, worker: int, give_back: Callable[[Frame], None]) -> None:
         self._frame, self._give_back = frame, give_back
-        self.header: Reply = frame.read_reply()
+        self.header: Reply = frame.read_reply(worker)
         self.vector: np.ndarray = frame.params
         self.finite = not kernels.count_nonfinite(frame.params)
 
@@ -62,14 +63,16 @@ class WorkerChannel:
     def __init__(self, link: WorkerLink, index: int, server: int, opening: Opening) -> None:
         self.index, self.server = index, server
         self.slots, self.layout = opening.slots, opening.layout
-        self._push_layout = opening.push_layout
+        relayed = opening.node != MPI.COMM_NULL
+        self._push_layout = opening.node_layout if relayed else opening.push_layout
+        self._reply_layout, self._from = opening.reply_layout, link.relay if relayed else server
         self.acknowledged = 0
         self.last_notice: Notice | None = None
         self.send_time_s = 0.0
         self.on_sent: Callable[[SendTimes, Notice], None] = lambda times, notice: None
         self.changed = threading.Event()
         self._link = link
-        self._comm = opening.comm
+        self._opening = opening
         self._handed = 0
         self._sending = 0  # the push whose frame is whole, 0: none
         self._frames = [self._push_layout.new_frame() for _ in range(self.slots)]
@@ -78,12 +81,13 @@ class WorkerChannel:
         self._waiting: deque[tuple[int, int]] = deque()
         self._early: int | None = None  # where the elements begin that were sent early
         self._ready: deque[Received] = deque()
-        self._spare = deque(self.layout.new_frame() for _ in range(2))
+        self._spare = deque(self._reply_layout.new_frame() for _ in range(2))
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
         self._copy: Frame | None = None
-        self._box = Outbox(opening.comm, 0, link.worker, opening.push_layout, opening.slots)
+        way = opening.node if relayed else opening.up
+        self._box = Outbox(way, 0, way.rank - 1, self._push_layout, opening.slots)
 
     # -- training thread --------------------------------------------------------------------------
 
@@ -154,11 +158,10 @@ class WorkerChannel:
 
     # -- communication thread ---------------------------------------------------------------------
 
-    def _receive(self, frame: Frame, tag: int) -> tuple[Frame, list[MPI.Request]]:
-        comm, server = self._link.comm, self.server
+    def _receive(self, frame: Frame, source: int, tag: int) -> tuple[Frame, list[MPI.Request]]:
         return frame, [
-            comm.Irecv((frame.raw[a:b], b - a, MPI.BYTE), server, tag)
-            for a, b in pieces(self.layout.frame_bytes)
+            self._link.comm.Irecv((frame.raw[a:b], b - a, MPI.BYTE), source, tag)
+            for a, b in pieces(frame.raw.size)
         ]
 
     def _ask_copy(self) -> None:
@@ -169,7 +172,7 @@ class WorkerChannel:
         """Post the receive of a copy."""
         if self._copy is None:
             self._copy = self.layout.new_frame()
-        self._fetching = self._receive(self._copy, tags(self.index)[1])
+        self._fetching = self._receive(self._copy, self.server, tags(self.index)[1])
 
     def progress(self) -> None:
         """Move sends and receives on."""
@@ -179,7 +182,7 @@ class WorkerChannel:
             frame = self._frames[sequence % self.slots]
             if self._box.busy:  # ranges of it have been sent ahead
                 self._box.put(0, FRAME_HEADER_BYTES + 4 * first)
-                self._box.put(self.layout.floats_at, self.layout.frame_bytes)
+                self._box.put(self._push_layout.floats_at, self._push_layout.frame_bytes)
                 self._box.finish()
             else:
                 self._box.start(frame.raw, sequence)
@@ -188,9 +191,10 @@ class WorkerChannel:
             self._times[self._sending % self.slots][1] = time.monotonic()
             self._sending = 0
         if self._receiving is None and self._spare:
-            self._receiving = self._receive(self._spare.popleft(), tags(self.index)[0])
+            frame, tag = self._spare.popleft(), tags(self.index)[0]
+            self._receiving = self._receive(frame, self._from, tag)
         if self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
-            incoming = Received(self._receiving[0], self._spare.append)
+            incoming = Received(self._receiving[0], self._link.worker, self._spare.append)
             self._receiving = None
             self._ready.append(incoming)
             self.changed.set()
@@ -231,7 +235,7 @@ class WorkerChannel:
                 request.Cancel()
                 request.Wait()
         self._box.free()
-        self._comm.Free()
+        self._opening.free()
 
 
 class WorkerLink(CommThread):
@@ -251,6 +255,9 @@ class WorkerLink(CommThread):
         Called with an exception that ended the communication thread; must end the job.
     among_workers : MPI.Intracomm
         The workers alone.
+    routes : Routes
+    relay : int
+        Rank of this worker's relay; −1: it has none.
 
     Attributes
     ----------
@@ -267,9 +274,11 @@ class WorkerLink(CommThread):
         num_workers: int,
         on_failure: Callable[[BaseException], None],
         among_workers: MPI.Intracomm,
+        routes: Routes,
+        relay: int = -1,
     ) -> None:
         super().__init__(comm, servers, worker, num_workers, on_failure, among_workers)
-        self.servers, self._groups = servers, groups
+        self.servers, self._groups, self._routes, self.relay = servers, groups, routes, relay
         self._handed_on = False
         self.channels: list[WorkerChannel] = []
         self._notices = [
@@ -291,7 +300,9 @@ class WorkerLink(CommThread):
         def open_() -> tuple[WorkerChannel, Frame]:
             index = len(self.channels)
             self.send_to(self.servers[server], RequestKind.REGISTER, index)
-            opening = agree(self._groups[server], 0, spec)
+            if self.relay >= 0:
+                self.send_to(self.relay, RequestKind.REGISTER, index, (float(server),))
+            opening = agree(self._groups[server], 0, spec, self._routes)
             channel = WorkerChannel(self, index, self.servers[server], opening)
             frame = opening.layout.new_frame()
             initial(frame)

@@ -65,6 +65,12 @@ def _scale_add(t, p, a, b):
 
 
 @jit.kernel
+def _add_two(out, a, b):
+    for i in range(out.size):
+        out[i] = a[i] + b[i]
+
+
+@jit.kernel
 def _merge1(t, p0, w0):
     w0 = t.dtype.type(w0)
     for i in range(t.size):
@@ -216,6 +222,11 @@ def add(target: Vector, g: Vector) -> None:
     _merge1(*_cut(0, None, target, g), 1.0)
 
 
+def add_two(out: Vector, a: Vector, b: Vector) -> None:
+    """``out = a + b``; out may be one of them."""
+    _add_two(*_cut(0, None, out, a, b))
+
+
 def copy(dst: Vector, src: Vector, start: int = 0, stop: int | None = None) -> None:
     """``dst = src``."""
     dst, src = _cut(start, stop, dst, src)
@@ -281,6 +292,7 @@ def _call_all() -> None:
         merge(x, [g] * 15, [1.0] * 15)  # 8 + 4 + 2 + 1
         count_nonfinite(x)
         scale_add(x, 1.0, g, 1.0)
+        add_two(x, g, g)
         mix_plain(x, g, 1.0)
         mix_lagged(x, g, s, 1.0)
         lazy_update(x, g, s, 0.0, 0.0, 0.0, 0.0)

@@ -2,16 +2,17 @@
 
 A frame is one contiguous stretch of bytes, the same in a worker's staging buffer, in a slot of the
 server's window and in a reply: header, parameters (float32, or as an :mod:`encoding
-<aladdin_mpi.core.encoding>` has them), float32 and int64 buffers, trailer.
+<aladdin_mpi.core.encoding>` has them), float32 and int64 buffers, headers of the parts, trailer.
 Every part begins on a 64-byte border.  The trailer repeats the sequence number; a reader that
 finds another number there than in the header has read a torn message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class FrameLayout:
     floats: int = 0
     counts: int = 0
     encoding: Encoding = PLAIN
+    parts: int = 0
 
     @property
     def floats_at(self) -> int:
@@ -55,8 +57,12 @@ class FrameLayout:
         return self.floats_at + _up(4 * self.floats)
 
     @property
-    def trailer_at(self) -> int:
+    def parts_at(self) -> int:
         return self.counts_at + _up(8 * self.counts)
+
+    @property
+    def trailer_at(self) -> int:
+        return self.parts_at + FRAME_HEADER_BYTES * self.parts
 
     @property
     def frame_bytes(self) -> int:
@@ -85,10 +91,12 @@ class Frame:
         The payload itself, or, in a frame of one's own, where it is staged; else empty.
     floats : ndarray of float32, shape (layout.floats,)
     counts : ndarray of int64, shape (layout.counts,)
+    parts : ndarray of FRAME_HEADER, shape (layout.parts,)
+        Of the workers whose pushes were merged into this one, or whom a reply is for.
     """
 
     __slots__ = (
-        "_encoding", "_trailer", "counts", "floats", "header", "params", "payload", "raw",
+        "_encoding", "_trailer", "counts", "floats", "header", "params", "parts", "payload", "raw",
     )  # fmt: skip
 
     def __init__(self, layout: FrameLayout, raw: np.ndarray) -> None:
@@ -102,6 +110,7 @@ class Frame:
         self.floats = raw[at : at + 4 * layout.floats].view(np.float32)
         at = layout.counts_at
         self.counts = raw[at : at + 8 * layout.counts].view(np.int64)
+        self.parts = raw[layout.parts_at : layout.trailer_at].view(FRAME_HEADER)
         at = layout.trailer_at
         self._trailer = raw[at : at + 8].view(np.int64)
 
@@ -125,29 +134,42 @@ class Frame:
             rates[: len(push.rates)] = push.rates
         self.header[0] = (
             push.sequence, push.worker, push.iterations, push.samples, push.handled,
-            push.wants_reply, push.version, push.last, push.active, 0, push.made, push.cut, 0.0,
-            push.iteration_s, push.loss, rates,
+            push.wants_reply, push.version, push.last, push.active, 0, push.made, push.cut, 0,
+            0.0, push.iteration_s, push.loss, rates,
         )  # fmt: skip
         self._trailer[0] = push.sequence
 
+    def write_merged(self, relay: int, sequence: int, count: int) -> None:
+        """Fill in header and trailer of a relay's message with ``count`` parts."""
+        header = self.header[0]
+        header["sequence"], header["worker"], header["parts"] = sequence, relay, count
+        header["cut"] = self.parts["cut"][0]
+        self._trailer[0] = sequence
+
     def read_push(self, num_rates: int) -> Push:
         """The header of a push that carries ``num_rates`` learning rates."""
-        h = self.header[0].item()
-        return Push(
-            sequence=h[0], worker=h[1], iterations=h[2], samples=h[3], handled=h[4],
-            wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], made=h[10],
-            cut=h[11], iteration_s=h[13], loss=h[14], rates=tuple(h[15][:num_rates].tolist()),
-        )  # fmt: skip
+        return _push(self.header[0].item(), num_rates)
+
+    def read_pushes(self, num_rates: int) -> list[Push]:
+        """Those that a relay has merged into this one, or the only one."""
+        count = int(self.header["parts"][0])
+        if not count:
+            return [self.read_push(num_rates)]
+        rows = self.parts[:count].tolist()
+        return [_push(h, num_rates)._replace(left_out=not h[12]) for h in rows]
 
     def write_reply(self, reply: Reply) -> None:
         """Fill in header and trailer."""
-        header = self.header[0]
-        header["sequence"] = reply.sequence
-        header["number"] = reply.number
-        header["version"] = reply.version
-        header["alpha"] = reply.alpha
-        header["clock"] = reply.clock
+        _write_reply(self.header[0], reply)
         self._trailer[0] = reply.sequence
+
+    def write_replies(self, replies: Sequence[tuple[int, Reply]]) -> None:
+        """The same for some workers, whose relay it goes to."""
+        for (worker, reply), part in zip(replies, self.parts, strict=False):
+            part["worker"] = worker
+            _write_reply(part, reply)
+        self.write_reply(replies[0][1])
+        self.header["parts"][0] = len(replies)
 
     def write_peer(self, peer: PeerHeader) -> None:
         """Fill in header and trailer."""
@@ -167,13 +189,33 @@ class Frame:
             int(h["sequence"]),
         )  # fmt: skip
 
-    def read_reply(self) -> Reply:
-        """The header of a reply."""
+    def read_reply(self, worker: int = -1) -> Reply:
+        """The header of a reply; where it has parts, ``worker``'s."""
         h = self.header[0]
+        count = int(h["parts"])
+        if count and worker >= 0:
+            h = self.parts[self.parts["worker"][:count].tolist().index(worker)]
         return Reply(
             int(h["number"]), int(h["version"]), int(h["sequence"]), float(h["alpha"]),
             int(h["clock"]),
         )  # fmt: skip
+
+
+def _push(h: Sequence[Any], num_rates: int) -> Push:
+    """A header's fields as a push."""
+    return Push(
+        sequence=h[0], worker=h[1], iterations=h[2], samples=h[3], handled=h[4],
+        wants_reply=bool(h[5]), version=h[6], last=bool(h[7]), active=h[8], made=h[10],
+        cut=h[11], iteration_s=h[14], loss=h[15], rates=tuple(h[16][:num_rates].tolist()),
+    )  # fmt: skip
+
+
+def _write_reply(header: Any, reply: Reply) -> None:
+    header["sequence"] = reply.sequence
+    header["number"] = reply.number
+    header["version"] = reply.version
+    header["alpha"] = reply.alpha
+    header["clock"] = reply.clock
 
 
 class Arrival(NamedTuple):

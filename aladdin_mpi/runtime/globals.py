@@ -18,10 +18,20 @@ import numpy as np
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
 from aladdin_mpi.core.encoding import PLAIN, Encoding, find
+from aladdin_mpi.core.pairwise import add_pairwise
 from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import CheckpointError
-from aladdin_mpi.messages import Action, Apply, ChannelSpec, Hold, Merge, Push, Send
+from aladdin_mpi.messages import (
+    Action,
+    Apply,
+    ChannelSpec,
+    Hold,
+    Merge,
+    MergeHeld,
+    Push,
+    Send,
+)
 
 __all__ = ["PIECE", "GlobalModel", "Handled", "Pass"]
 
@@ -39,18 +49,31 @@ class Pass(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """One push after its merge."""
+    """One push after its merge; ``frees`` is the relay's message, by relay and sequence, whose slot
+    is needed no longer now.
+    """
 
     push: Push
     staleness: int
     version: int
     nonfinite: bool
+    frees: tuple[int, int] | None = None
+
+
+@dataclass
+class _Message:
+    """A frame: the payload of one push, or of several that a relay has merged."""
+
+    frame: Frame
+    waiting: int  # pushes of it whose slot is still needed
+    good: int  # pushes whose payload is in the sum
+    merged: bool = False
 
 
 class _Held(NamedTuple):
     """A push whose slot is still needed."""
 
-    frame: Frame
+    message: _Message
     push: Push
     bad: bool
 
@@ -106,9 +129,9 @@ class GlobalModel:
         self._sum: np.ndarray | None = None
         self._velocity: np.ndarray | None = None
 
-    def read(self, frame: Frame) -> Push:
-        """The header of a push."""
-        return frame.read_push(self._num_rates)
+    def read(self, frame: Frame) -> list[Push]:
+        """The pushes of a frame: one, or those that a relay has merged."""
+        return frame.read_pushes(self._num_rates)
 
     def copy(self) -> GlobalModel:
         """A model of its own with the same values, of whose pushes none is held."""
@@ -170,49 +193,82 @@ class GlobalModel:
         """
         turn = _Turn()
         for frame in frames:
-            push = self.read(frame)
-            self._held[push.worker] = held = _Held(frame, push, self._nonfinite(frame.payload))
-            actions = self.rules.on_push(push)
-            self._obey(turn, actions, push.worker)
-            if Hold() not in actions and self._held.get(push.worker) is held:
-                self._release(turn, push.worker)
-            if push.last:
-                self._obey(turn, self.rules.on_leave(push.worker), -1)
+            pushes = self.read(frame)
+            broken = self._nonfinite(frame.payload)
+            message = _Message(frame, len(pushes), sum(not push.left_out for push in pushes))
+            applies: list[Apply] = []
+            for push in pushes:
+                held = _Held(message, push, broken or push.left_out)
+                self._held[push.worker] = held
+                actions = self.rules.on_push(push)
+                found = self._obey(turn, actions, push.worker)
+                if Hold() not in actions and self._held.get(push.worker) is held:
+                    self._release(turn, push.worker)
+                if push.last:
+                    found += self._obey(turn, self.rules.on_leave(push.worker), -1)
+                applies = found or applies
+            for action in applies:
+                self._flush(turn)
+                self._apply(action)
         self._flush(turn)
         return turn.handled, turn.sends, turn.passes
 
-    def _obey(self, turn: _Turn, actions: Sequence[Action], worker: int) -> None:
+    def _obey(self, turn: _Turn, actions: Sequence[Action], worker: int) -> list[Apply]:
+        """Do what the actions say, or note it; returns those that follow on the merges."""
+        applies = []
         for action in actions:
             if isinstance(action, Send):
                 turn.sends[action.worker] = action
             elif isinstance(action, Apply):
+                applies.append(action)
+            elif isinstance(action, MergeHeld):
                 self._flush(turn)
-                self._apply(action)
+                self._merge_held(turn, action)
             elif isinstance(action, Merge):
-                of = worker if action.worker < 0 else action.worker
-                held = self._held[of]
+                held = self._held[worker]
                 if action.target != turn.target:
                     self._flush(turn)
                     turn.target = action.target
-                if not held.bad:
-                    turn.waiting.append((held.frame.payload, action.weight))
-                if action.worker >= 0:
-                    self._release(turn, of)
+                if not (held.bad or held.message.merged):
+                    held.message.merged = True
+                    turn.waiting.append((held.message.frame.payload, action.weight))
+        return applies
+
+    def _merge_held(self, turn: _Turn, action: MergeHeld) -> None:
+        numbers, payloads = [], []
+        for worker in action.workers:
+            held = self._held[worker]
+            if not (held.bad or held.message.merged):
+                held.message.merged = True
+                numbers.append(worker)
+                payloads.append(held.message.frame.payload)
+        if payloads:
+            turn.passes.append(self._merge(action.target, payloads, [1.0] * len(payloads), numbers))
+        for worker in action.workers:
+            self._release(turn, worker)
 
     def _release(self, turn: _Turn, worker: int) -> None:
         """A push is done with, apart from the pass over its payload."""
-        frame, push, bad = self._held.pop(worker)
+        message, push, bad = self._held.pop(worker)
+        frame = message.frame
         staleness = self.version - push.version
         self.version += 1
-        if not bad:
-            kernels.merge_buffers(self.frame.floats, frame.floats, 1 / push.active)
+        if not bad and message.good:  # a relay's buffers are the mean of its workers'
+            weight = min(1.0, message.good / push.active)
+            kernels.merge_buffers(self.frame.floats, frame.floats, weight)
             kernels.max_counters(self.frame.counts, frame.counts)
+            message.good = 0
         self.last_merged[worker] = push.sequence
-        turn.handled.append(Handled(push, staleness, self.version, bad))
+        message.waiting -= 1
+        frees = None
+        if not message.waiting and frame.header["parts"][0]:
+            frees = int(frame.header["worker"][0]), int(frame.header["sequence"][0])
+        turn.handled.append(Handled(push, staleness, self.version, bad, frees))
 
     def _flush(self, turn: _Turn) -> None:
         if turn.waiting:
-            turn.passes.append(self._merge(turn.target, turn.waiting))
+            payloads, weights = zip(*turn.waiting, strict=True)
+            turn.passes.append(self._merge(turn.target, payloads, weights))
             turn.waiting.clear()
 
     def copy_to(self, frame: Frame) -> float:
@@ -244,17 +300,22 @@ class GlobalModel:
             self._sum, self._velocity = aligned_zeros(size), aligned_zeros(size)
         return self._sum, self._velocity
 
-    def _merge(self, target: str, waiting: list[tuple[Any, float]]) -> Pass:
+    def _merge(
+        self, target: str, payloads: Sequence[Any], weights: Sequence[float],
+        pairwise: Sequence[int] = (),
+    ) -> Pass:  # fmt: skip
+        """``pairwise`` are the workers whose order the sum of plain payloads keeps to."""
         start = time.monotonic()
         into = self.frame.params if target == "global" else self._accumulator()[0]
-        payloads = [payload for payload, _ in waiting]
-        weights = [weight for _, weight in waiting]
-        for a, b in self._pieces(self._encoding):
-            self._encoding.merge(into, payloads, weights, a, b)
-            self._between()
+        if pairwise and self._encoding == PLAIN:
+            add_pairwise(into, pairwise, payloads, self._between, PIECE)
+        else:
+            for a, b in self._pieces(self._encoding):
+                self._encoding.merge(into, payloads, weights, a, b)
+                self._between()
         took = time.monotonic() - start
-        nbytes = len(waiting) * self._encoding.nbytes(into.size)
-        return Pass(len(waiting), took, nbytes, self.version)
+        nbytes = len(payloads) * self._encoding.nbytes(into.size)
+        return Pass(len(payloads), took, nbytes, self.version)
 
     def _apply(self, action: Apply) -> None:
         total, velocity = self._accumulator()

@@ -22,7 +22,7 @@ from aladdin_mpi._version import __version__
 from aladdin_mpi.algorithms.base import Algorithm
 from aladdin_mpi.core import encoding, kernels
 from aladdin_mpi.errors import AladdinError, RecordError
-from aladdin_mpi.messages import Phase
+from aladdin_mpi.messages import Phase, Stop
 from aladdin_mpi.record.hdf5 import RankFile
 from aladdin_mpi.record.reading import next_part, rank_path
 from aladdin_mpi.record.recorder import NullRecorder, Recorder
@@ -32,13 +32,14 @@ from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.crash import guard
 from aladdin_mpi.runtime.cuts import Plan, signals
 from aladdin_mpi.runtime.progress import Progress, choose
+from aladdin_mpi.runtime.relay import RelayLoop
 from aladdin_mpi.runtime.restart import Restart, describe, find, locate
 from aladdin_mpi.runtime.server import ServerLoop
 from aladdin_mpi.runtime.servercuts import ServerCuts
 from aladdin_mpi.runtime.sharded import Sharding
 from aladdin_mpi.runtime.state import from_plain
 
-__all__ = ["Job", "Settings", "connect", "connect_peers", "serve", "start"]
+__all__ = ["Job", "Settings", "connect", "connect_peers", "relay", "serve", "start"]
 
 
 SLURM = (
@@ -71,6 +72,7 @@ class Settings:
     resume: str = ""
     sharding: Sharding = field(default_factory=Sharding)
     wire: str = "float32"
+    merge_on_node: bool = False
     slow_worker: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -106,8 +108,10 @@ class Job:
             text = f"checkpoint {number}"
             self.recorder.event(EventKind.CHECKPOINT, roles.worker, seconds, text)
 
+        members = roles.members
+        servers = [members.index(rank) for rank in roles.servers]
         return Writer(
-            self.folder, roles.rank, roles.size, roles.servers, keep, written, self.say
+            self.folder, members.index(roles.rank), len(members), servers, keep, written, self.say
         )  # fmt: skip
 
     def say(self, text: str) -> None:
@@ -135,7 +139,7 @@ class Job:
         guard.disarm()
 
 
-def start(settings: Settings, servers: int, algorithm: str) -> Job:
+def start(settings: Settings, servers: int, algorithm: Algorithm) -> Job:
     """Initialize MPI and everything that a rank needs.  Collective over all ranks.
 
     ``servers`` ranks serve; 0 where the algorithm has none.
@@ -149,7 +153,10 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
 
     guard.arm("", comm_roles.abort)
     comm = comm_roles.open_world(need=1 + servers)
-    roles = comm_roles.find_roles(comm, servers, settings.sharding.placement == "spread")
+    roles = comm_roles.find_roles(
+        comm, servers, settings.sharding.placement == "spread", settings.merge_on_node,
+        "synchronous" in algorithm.traits,
+    )  # fmt: skip
     guard.arm(roles.who, comm_roles.abort, first=roles.worker <= 0)
     sys.setswitchinterval(1e-3)  # else a Python loop on another thread makes the poller late
     _limit_threads(settings, comm_roles.shared_cores(comm))
@@ -161,7 +168,8 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
     if settings.resume:
         job.restart = find(
             comm, job.folder, asked, settings.resume != "auto",
-            lambda size, then: _part_of(roles, size, then), algorithm, servers, job.say,
+            lambda size, then: _part_of(roles, size, then), algorithm.name, servers,
+            len(roles.members), job.say,
         )  # fmt: skip
         if job.restart is not None and roles.rank == 0:
             job.say(describe(job.restart, job.folder, len(roles.workers), servers))
@@ -180,9 +188,11 @@ def start(settings: Settings, servers: int, algorithm: str) -> Job:
 
 
 def _part_of(roles: Any, size: int, servers: list[int]) -> tuple[int, bool]:
-    """Whose part of a checkpoint of ``size`` ranks this rank takes, and whether it is its own."""
-    if roles.server >= 0:
-        return servers[roles.server], True
+    """Whose part of a checkpoint of ``size`` members this rank takes, and whether it is its own;
+    a relay has none, and looks at a server's.
+    """
+    if roles.worker < 0:
+        return servers[max(roles.server, 0)], True
     workers = [rank for rank in range(size) if rank not in servers]
     own = roles.worker < len(workers)
     return workers[roles.worker if own else 0], own
@@ -231,9 +241,8 @@ def _recorder(job: Job, settings: Settings, library: str, part: int) -> NullReco
     if not settings.log:
         return NullRecorder()
     roles = job.roles
-    server = roles.worker < 0
     device = "cpu"
-    if torch.cuda.is_available() and not server:
+    if torch.cuda.is_available() and roles.worker >= 0:
         device = f"cuda:{roles.local_rank % torch.cuda.device_count()}"
     names = ("torch", "numpy", "numba", "h5py", "mpi4py")
     versions = {name: metadata.version(name) for name in names}
@@ -241,7 +250,7 @@ def _recorder(job: Job, settings: Settings, library: str, part: int) -> NullReco
     attributes = {
         "rank": roles.rank,
         "world_size": roles.size,
-        "role": "server" if server else "worker",
+        "role": roles.role,
         "worker": roles.worker,
         "num_workers": len(roles.workers),
         "run": job.folder.name,
@@ -286,7 +295,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
     mode = choose(settings.progress) if leads else "off"
     progress = Progress(mode, settings.samples_total, roles.who)
     group = server_groups(job.comm, roles)[roles.server]
-    link = ServerLink(job.comm.Dup(), group, list(roles.workers))
+    link = ServerLink(job.comm.Dup(), group, roles.workers, roles.relays, roles.routes)
     restart = job.restart
     cuts = ServerCuts(
         settings.plan, job.writer(settings.plan.keep), "lockstep" in algorithm.traits,
@@ -297,7 +306,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
         cuts.restore(resumed)
     loop = ServerLoop(
         link, workers, lambda spec: make(config, workers), job.recorder, progress,
-        settings.on_nonfinite, settings.stall_s, cuts, resumed,
+        settings.on_nonfinite, settings.stall_s, cuts, resumed, len(roles.relays),
     )  # fmt: skip
     signals.call(loop.preempt)
     loop.serve()
@@ -314,6 +323,29 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
         reason="preempted" if preempted else "all workers have ended",
     )  # fmt: skip
     return preempted
+
+
+def relay(job: Job, algorithm: Algorithm, config: Any) -> bool:
+    """A relay's whole life, until all workers have ended; returns whether the run was preempted."""
+    from aladdin_mpi.comm.relay import RelayLink
+    from aladdin_mpi.comm.roles import server_groups
+
+    roles = job.roles
+    job.comm.Split(2, roles.rank).Free()
+    groups = server_groups(job.comm, roles)
+    link = RelayLink(
+        job.comm.Dup(), roles.servers, groups, roles.workers, roles.relay, roles.routes
+    )  # fmt: skip
+    loop = RelayLoop(
+        link, len(roles.workers), roles.routes.rounds, getattr(config, "push", "") == "update",
+        job.recorder,
+    )  # fmt: skip
+    signals.call(loop.preempt)
+    loop.serve()
+    job.measure_end()
+    link.free()
+    job.end(reason="all workers have ended")
+    return link.stop == Stop.PREEMPTED
 
 
 def _for_server(restart: Restart, workers: int) -> dict[str, Any]:
@@ -340,9 +372,11 @@ def connect(job: Job, settings: Settings, evenly: bool) -> tuple[Any, StepClock]
     roles = job.roles
     among = job.comm.Split(0, roles.rank)
     groups = server_groups(job.comm, roles)
+    relay = roles.routes.relay_of[roles.worker]
     link = WorkerLink(
-        job.comm.Dup(), roles.servers, groups, roles.worker, len(roles.workers), guard.fail, among
-    )
+        job.comm.Dup(), roles.servers, groups, roles.worker, len(roles.workers), guard.fail, among,
+        roles.routes, roles.relays[relay] if relay >= 0 else -1,
+    )  # fmt: skip
     if settings.log_variance:
         link.beside["spread"] = among.Dup()
     _watch(job, settings, link, {rank: f"the server (rank {rank})" for rank in roles.servers})

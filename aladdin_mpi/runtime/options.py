@@ -19,6 +19,7 @@ from aladdin_mpi.runtime.cuts import Plan
 from aladdin_mpi.runtime.sharded import Sharding
 
 __all__ = [
+    "check_merging",
     "check_plan",
     "check_sharding",
     "check_slow",
@@ -167,6 +168,25 @@ def check_wire(algorithm: Algorithm, config: Any, wire: str) -> str:
             "--algorithm aladdin --push update, or --wire bfloat16"
         )
     return wire
+
+
+def check_merging(algorithm: Algorithm, config: Any, merge: bool) -> bool:
+    """Whether nodes merge the pushes of their workers, checked.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if merge and algorithm.topology is not Topology.SERVER:
+        raise ConfigError(
+            f"--merge-on-node: --algorithm {algorithm.name} has no server; leave it out"
+        )
+    if merge and getattr(config, "push", "update") != "update":
+        raise ConfigError(
+            f"--merge-on-node: --algorithm {algorithm.name} --push {config.push} counts every "
+            "worker's gradients by themselves; use --push update, or leave it out"
+        )
+    return bool(merge)
 
 
 def _convert(where: str, value: object, kind: type) -> object:

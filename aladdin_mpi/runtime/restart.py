@@ -90,7 +90,7 @@ def locate(resume: str, out: Path | None) -> tuple[Path, int]:
 def find(
     comm: Any, run: Path, asked: int, required: bool,
     rank_of: Callable[[int, list[int]], tuple[int, bool]],
-    algorithm: str, servers: int, say: Callable[[str], None],
+    algorithm: str, servers: int, members: int, say: Callable[[str], None],
 ) -> Restart | None:  # fmt: skip
     """This rank's part of the last checkpoint that every rank can read.  Collective.
 
@@ -102,6 +102,8 @@ def find(
         There must be one.
     rank_of : callable
         ``rank_of(world_size then, servers then) -> (rank, own)``: whose part this rank takes.
+    members : int
+        Ranks that have a part.
 
     Raises
     ------
@@ -124,7 +126,7 @@ def find(
         state, own, error = _try(run, number, rank_of)
         if not any(comm.allgather(error is not None)):
             assert state is not None
-            return _restart(comm, number, state, own, servers, algorithm)
+            return _restart(comm, number, state, own, servers, algorithm, members)
         if error is not None:
             say(str(error))
     if required:
@@ -163,8 +165,9 @@ def _try(
 
 
 def _restart(
-    comm: Any, number: int, state: dict[str, Any], own: bool, servers: int, algorithm: str
-) -> Restart:
+    comm: Any, number: int, state: dict[str, Any], own: bool, servers: int, algorithm: str,
+    members: int,
+) -> Restart:  # fmt: skip
     if state["algorithm"] != algorithm:
         error = CheckpointError(
             f"--algorithm {algorithm}: the checkpoint is of {state['algorithm']}; resume with that"
@@ -174,11 +177,11 @@ def _restart(
     if servers:
         mine = sum(state["worker_samples"]) if state["role"] == "server" else None
         seen = comm.bcast(mine, 0)
-    elif state["world_size"] == comm.size:
+    elif state["world_size"] == members:
         seen = sum(comm.allgather(state["own_samples"]))
     else:
         seen = comm.bcast(state["own_samples"] * state["world_size"], 0)
-    return Restart(number, state, own, state["world_size"] == comm.size, int(seen))
+    return Restart(number, state, own, state["world_size"] == members, int(seen))
 
 
 def describe(restart: Restart, run: Path, workers: int, servers: int) -> str:

@@ -55,6 +55,14 @@ class _Worker:
     gone: bool = False
 
 
+@dataclass
+class _Relay:
+    """What the server knows of a relay."""
+
+    heard: float
+    stalled: bool = False
+
+
 class _Channel:
     """One optimizer's global model and the replies that it owes."""
 
@@ -83,6 +91,8 @@ class ServerLoop:
         [s] of silence after which a worker is named.
     cuts : ServerCuts, optional
         Makes checkpoints.
+    relays : int
+        How many there are.
     resumed : dict, optional
         The server's part of the checkpoint that the run goes on from.
     """
@@ -98,12 +108,14 @@ class ServerLoop:
         stall_s: float = 10.0,
         cuts: ServerCuts | None = None,
         resumed: dict[str, Any] | None = None,
+        relays: int = 0,
     ) -> None:
         now = time.monotonic()
         self._link, self._num_workers, self._make_rules = link, num_workers, make_rules
         self._recorder, self._progress = recorder, progress
         self._on_nonfinite, self._stall_s = on_nonfinite, stall_s
         self._workers = [_Worker(now, stepped=now) for _ in range(num_workers)]
+        self._relays = [_Relay(now) for _ in range(relays)]
         self._channels: dict[int, _Channel] = {}
         self._registering: Counter[int] = Counter()
         self._samples = 0
@@ -133,6 +145,9 @@ class ServerLoop:
         while not all(worker.gone for worker in self._workers):
             self.turn()
         self._hand_out()
+        over = self._notice(0)._replace(active=0)
+        for relay in range(len(self._relays)):
+            self._link.notify_relay(relay, over)
         self._link.close()
         self._flush_replies(final=True)
 
@@ -202,7 +217,7 @@ class ServerLoop:
         now = time.monotonic()
         channel.owed.update(sends)
         self._reply(channel)  # before the acknowledgements: a reply names a push merged with it
-        for push, staleness, version, bad in handled:
+        for push, staleness, version, bad, frees in handled:
             worker = self._workers[push.worker]
             worker.samples += push.samples
             worker.heard = now
@@ -216,6 +231,9 @@ class ServerLoop:
                 self._notice(push.worker, channel.end.index, push.sequence, version, staleness),
             )
             worker.told = now
+            if frees is not None:
+                notice = self._notice(push.worker, channel.end.index, frees[1])
+                self._link.notify_relay(frees[0], notice)
             self._recorder.add(
                 "arrivals",
                 (now, channel.end.index, push.worker, push.sequence, push.iterations, push.samples,
@@ -241,24 +259,28 @@ class ServerLoop:
     def _reply(self, channel: _Channel) -> None:
         model, end = channel.model, channel.end
         self._flush_replies()
-        for worker, send in list(channel.owed.items()):
-            frame = end.reply_frame(worker)
+        for sender in dict.fromkeys(end.sender_of[worker] for worker in channel.owed):
+            frame = end.reply_frame(sender)
             if frame is None:
                 continue  # the last one is on its way: x̃ is copied when this one can go
-            del channel.owed[worker]
             copy_s = model.copy_to(frame)
-            channel.numbers[worker] += 1
-            reply = Reply(
-                channel.numbers[worker], model.version, model.last_merged[worker], send.alpha,
-                send.clock,
-            )  # fmt: skip
-            end.send_reply(worker, reply)
+            replies = []
+            for worker in [w for w in channel.owed if end.sender_of[w] == sender]:
+                send = channel.owed.pop(worker)
+                channel.numbers[worker] += 1
+                reply = Reply(
+                    channel.numbers[worker], model.version, model.last_merged[worker], send.alpha,
+                    send.clock,
+                )  # fmt: skip
+                replies.append((worker, reply))
+            end.send_replies(sender, replies)
             now = time.monotonic()
-            row = (
-                now, end.index, worker, reply.number, reply.version, reply.alpha, reply.sequence,
-                copy_s,
-            )  # fmt: skip
-            channel.sent[worker] = (now, row)
+            for worker, reply in replies:
+                row = (
+                    now, end.index, worker, reply.number, reply.version, reply.alpha,
+                    reply.sequence, copy_s,
+                )  # fmt: skip
+                channel.sent[worker] = (now, row)
         for worker in list(channel.copies):
             frame = end.copy_frame(worker)
             if frame is not None:
@@ -279,8 +301,13 @@ class ServerLoop:
     # -- requests, heartbeats, stalls -------------------------------------------------------------
 
     def _on_request(self, request: Request) -> None:
-        worker = self._workers[request.worker]
         now = time.monotonic()
+        if request.worker >= self._num_workers:
+            self._relays[request.worker - self._num_workers].heard = now
+            if request.kind is RequestKind.PREEMPT:
+                self.preempt()
+            return
+        worker = self._workers[request.worker]
         worker.heard, worker.request = now, request
         working = request.phase in _WORKING
         if request.steps != worker.steps or not working:
@@ -379,6 +406,14 @@ class ServerLoop:
             self._beat(index, now)
             if not worker.gone:
                 self._check_stall(index, worker, now)
+        for index, relay in enumerate(self._relays):
+            late = now - relay.heard
+            if (late >= self._stall_s) != relay.stalled:
+                relay.stalled = not relay.stalled
+                what = f"has said nothing for {late:.0f} s" if relay.stalled else "goes on"
+                kind = EventKind.STALL if relay.stalled else EventKind.STALL_END
+                self._event(kind, -1, late, f"relay {index} {what}")
+                self._progress.say(f"relay {index} {what}")
 
     def _check_stall(self, index: int, worker: _Worker, now: float) -> None:
         """Name a worker that is silent, or makes no step for much longer than it usually takes."""

@@ -138,19 +138,22 @@ class ServerCuts:
 
     def before(self, index: int, model: GlobalModel, frame: Frame) -> None:
         """A push has come while a checkpoint is under way, and is merged into ``model`` next."""
-        push = model.read(frame)
+        pushes = model.read(frame)  # all of them made before, or all made after
         for part in self._parts:
             copy = part.copies.get(index)
-            if push.cut >= part.number:
-                if copy is None:
-                    waiting = set(range(self._num_workers)) - self._left[index]
-                    copy = _Copy(model.copy(), waiting, self._samples[index])
-                    part.copies[index] = copy
-                copy.waiting.discard(push.worker)
-            elif copy is not None:
+            after = pushes[0].cut >= part.number
+            if copy is None:
+                if not after:
+                    continue
+                waiting = set(range(self._num_workers)) - self._left[index]
+                copy = _Copy(model.copy(), waiting, self._samples[index])
+                part.copies[index] = copy
+            if not after:
                 copy.model.handle([frame])
-                copy.samples[push.worker] += push.samples
-                if push.last:
+            for push in pushes:
+                if not after:
+                    copy.samples[push.worker] += push.samples
+                if after or push.last:
                     copy.waiting.discard(push.worker)
 
     def merged(self, index: int, push: Push) -> None:

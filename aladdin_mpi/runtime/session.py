@@ -27,10 +27,11 @@ from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
 from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_stop, signals
-from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, serve, start
+from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, relay, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
 from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
 from aladdin_mpi.runtime.options import (
+    check_merging,
     check_plan,
     check_sharding,
     check_slow,
@@ -147,6 +148,7 @@ def init(
     shard_by: str = "memory",
     server_placement: str = "first",
     wire: str = "float32",
+    merge_on_node: bool = False,
     **options: Any,
 ) -> None:
     """Start: MPI, roles, threads, the run's folder.  Collective over all ranks.
@@ -203,6 +205,8 @@ def init(
         The first ranks serve, or the first one of each of some nodes, at equal distances.
     wire : str
         How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"topk:FRACTION"``.
+    merge_on_node : bool
+        On every node with room for it, one rank merges what the workers there push.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -243,10 +247,11 @@ def init(
         ),
         sharding=check_sharding(chosen, servers, max_shard_bytes, shard_by, server_placement),
         wire=check_wire(chosen, config, wire),
+        merge_on_node=check_merging(chosen, config, merge_on_node),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
     signals.watch()
-    job = start(settings, servers if served else 0, chosen.name)
+    job = start(settings, servers if served else 0, chosen)
     for index in settings.slow_worker:
         if index >= len(job.roles.workers):
             error = ConfigError(
@@ -255,6 +260,8 @@ def init(
             )
             error.silent = job.roles.rank > 0
             raise error
+    if job.roles.relay >= 0:
+        sys.exit(PREEMPTED if relay(job, chosen, config) else 0)
     if job.roles.worker < 0:
         sys.exit(PREEMPTED if serve(job, settings, chosen, config) else 0)
     link, clock = (connect if served else connect_peers)(job, settings, "lockstep" in chosen.traits)

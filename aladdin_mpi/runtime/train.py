@@ -106,6 +106,7 @@ def train(config: RunConfig, options: Any, one_host: bool = False) -> None:
         time_limit=config.time_limit,
         resume=config.resume,
         servers=config.servers,
+        merge_on_node=config.merge_on_node,
         max_shard_bytes=config.max_shard_bytes,
         shard_by=config.shard_by,
         server_placement=config.server_placement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -14,8 +15,11 @@ from aladdin_mpi.algorithms import REGISTRY
 from aladdin_mpi.algorithms.base import Topology
 from aladdin_mpi.comm.peers import PeerLink
 from aladdin_mpi.comm.receiver import ServerLink
+from aladdin_mpi.comm.relay import RelayLink
 from aladdin_mpi.comm.roles import find_roles, server_groups
 from aladdin_mpi.comm.sender import WorkerLink
+from aladdin_mpi.record.recorder import MemoryFile, Recorder
+from aladdin_mpi.runtime.relay import RelayLoop
 
 pytestmark = pytest.mark.timeout(60)
 on_three = pytest.mark.ranks(exactly=3)
@@ -28,18 +32,36 @@ def fail(error: BaseException) -> NoReturn:
     raise AssertionError(f"the communication thread failed: {error!r}") from error
 
 
-def run(comm: MPI.Intracomm, training: Training) -> np.ndarray | None:
-    """Train over all ranks; this worker's final parameters, None on a server."""
+def run(
+    comm: MPI.Intracomm, training: Training, nodes: Sequence[Sequence[int]] = ()
+) -> np.ndarray | None:
+    """Train over all ranks; this worker's final parameters, None on other ranks.
+
+    Given the ranks of each of some ``nodes``, those with three or more that do not serve have a
+    relay.
+    """
     if training.row.topology is Topology.SERVER:
-        own, roles = comm.Dup(), find_roles(comm, training.servers)
-        among = comm.Split(0 if roles.worker >= 0 else 1, comm.rank)
-        groups, workers = server_groups(comm, roles), list(roles.workers)
+        rounds = "synchronous" in training.row.traits
+        roles = find_roles(comm, training.servers, False, bool(nodes), rounds, nodes or None)
+        own, among = comm.Dup(), comm.Split(0 if roles.worker >= 0 else 1, comm.rank)
+        groups, workers = server_groups(comm, roles), roles.workers
         if roles.server >= 0:
-            link = ServerLink(own, groups[roles.server], workers)
-            serve(link, len(workers), training)
+            link = ServerLink(own, groups[roles.server], workers, roles.relays, roles.routes)
+            serve(link, len(workers), training, len(roles.relays))
             link.free()
             return None
-        worker = WorkerLink(own, roles.servers, groups, roles.worker, len(workers), fail, among)
+        if roles.relay >= 0:
+            relay = RelayLink(own, roles.servers, groups, workers, roles.relay, roles.routes)
+            update = getattr(training.config(), "push", "") == "update"
+            recorder = Recorder(MemoryFile())
+            RelayLoop(relay, len(workers), rounds, update, recorder).serve()
+            relay.free()
+            return None
+        relay_of = roles.routes.relay_of[roles.worker]
+        worker = WorkerLink(
+            own, roles.servers, groups, roles.worker, len(workers), fail, among, roles.routes,
+            roles.relays[relay_of] if relay_of >= 0 else -1,
+        )  # fmt: skip
         return train(worker, len(workers), training).final
     return train(PeerLink(comm.Dup(), fail), comm.size, training).final
 
@@ -114,4 +136,41 @@ def test_bsp_gives_the_bits_of_one_server(comm: MPI.Intracomm, servers: int) -> 
 def test_narrow_pushes(comm: MPI.Intracomm, wire: str) -> None:
     training = toy("aladdin", towards, size=256, wire=wire, iterations=lambda worker: 100)
     final = alike(comm, run(comm, training))
+    assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE["aladdin"]
+
+
+ON_NODES = {
+    "one node": (1, [[0, 1, 2, 3, 4]]),  # a server, a relay, three workers
+    "beside one that has none": (1, [[0, 4], [1, 2, 3]]),  # worker 0 is alone
+    "two servers": (2, [[0, 1, 2, 3, 4]]),
+}
+"""Servers, and the ranks of each node."""
+
+
+@pytest.mark.ranks(exactly=5)
+@pytest.mark.parametrize("where", ON_NODES)
+@pytest.mark.parametrize("name", SERVED)
+def test_merging_on_nodes(comm: MPI.Intracomm, name: str, where: str) -> None:
+    servers, nodes = ON_NODES[where]
+    case = Case(name, servers)
+    training = case.toy(iterations=lambda worker: 60 + 40 * worker)
+    final = alike(comm, run(comm, training, nodes))
+    assert np.abs(final - case.target).max() < CLOSE.get(name, 0.15)
+
+
+@pytest.mark.ranks(exactly=5)
+@pytest.mark.parametrize("where", ON_NODES)
+def test_bsp_gives_the_same_bits_where_nodes_merge(comm: MPI.Intracomm, where: str) -> None:
+    servers, nodes = ON_NODES[where]
+    merged = alike(comm, run(comm, Case("bsp", servers).toy(mixed, momentum=0.9), nodes))
+    n = comm.size - servers - 1
+    one = teams.run(n, toy("bsp", mixed, momentum=0.9, size=merged.size))[0].final
+    assert np.array_equal(merged, one)
+
+
+@pytest.mark.ranks(exactly=5)
+@pytest.mark.parametrize("wire", ["bfloat16", "topk:0.25"])
+def test_nodes_merge_before_they_narrow(comm: MPI.Intracomm, wire: str) -> None:
+    training = toy("aladdin", towards, size=256, wire=wire, iterations=lambda worker: 400)
+    final = alike(comm, run(comm, training, [[0, 1, 2, 3, 4]]))
     assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE["aladdin"]

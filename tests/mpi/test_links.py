@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from aladdin_mpi.comm import channel, mailbox, thread
 from aladdin_mpi.comm.receiver import ServerLink
+from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.comm.sender import WorkerLink
 from aladdin_mpi.core import kernels
 from aladdin_mpi.errors import ModelError
@@ -32,11 +33,12 @@ def link(comm: MPI.Intracomm) -> ServerLink | WorkerLink:
     """This rank's link: rank 0 serves."""
     kernels.warm_up()  # replies are checked by one
     workers = list(range(1, comm.size))
+    routes = Routes((-1,) * len(workers))
     group = comm.group.Incl(workers)
     among = comm.Create_group(group) if comm.rank else None
     if among is None:
-        return ServerLink(comm, comm, workers)
-    return WorkerLink(comm, [0], [comm], comm.rank - 1, len(workers), fail, among)
+        return ServerLink(comm, comm, workers, [], routes)
+    return WorkerLink(comm, [0], [comm], comm.rank - 1, len(workers), fail, among, routes)
 
 
 @pytest.mark.parametrize("piece_bytes", [1 << 30, 1000], ids=["whole", "in pieces"])

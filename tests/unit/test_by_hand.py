@@ -13,7 +13,7 @@ from teams import Result, Training, run
 
 from aladdin_mpi.algorithms import bsp, dssp, sgp, shat, ssp
 from aladdin_mpi.algorithms.asp import Server as AspServer
-from aladdin_mpi.messages import Apply, Hold, Merge, Push, Send
+from aladdin_mpi.messages import Apply, Hold, Merge, MergeHeld, Push, Send
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -48,7 +48,7 @@ def test_bsp_merges_in_the_order_of_the_workers_when_all_have_come() -> None:
     assert server.on_push(push(2, 1)) == [Hold()]
     assert server.on_push(push(0, 1)) == [Hold()]
     assert server.on_push(push(1, 1)) == [
-        Merge("sum", 1.0, 0), Merge("sum", 1.0, 1), Merge("sum", 1.0, 2), Apply(ETA, 1 / 3),
+        MergeHeld("sum", (0, 1, 2)), Apply(ETA, 1 / 3),
         Send(0, 1.0), Send(1, 1.0), Send(2, 1.0),
     ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_bsp_goes_on_without_one_that_has_ended_or_had_no_finite_gradient() -> N
     server.on_push(push(1, 1, iterations=0))
     assert server.on_push(push(2, 1, iterations=0, last=True)) == []
     assert server.on_leave(2) == [
-        Merge("sum", 1.0, 0), Apply(ETA, 1.0), Send(0, 1.0), Send(1, 1.0),
+        MergeHeld("sum", (0,)), Apply(ETA, 1.0), Send(0, 1.0), Send(1, 1.0),
     ]  # fmt: skip
 
 
