@@ -1,24 +1,30 @@
 """What several servers give where one server's link is the limit, on virtual hosts.
 
     python bench/scale.py servers --rounds 3 --csv servers.csv
+    python bench/scale.py nodes --rounds 3 --csv nodes.csv
+    python bench/scale.py wires --rounds 3 --csv wires.csv
     python bench/scale.py shards
 
 ``servers``: four workers push as fast as the servers' links take it (their own are faster), to one,
 two and four servers in turn, every rank on a host of its own; computing is emulated by sleeping.
 Printed are the bytes that all servers took in per second, and how idle the machine's cores were
-meanwhile: all hosts share them.  ``shards``: what a VGG-like model, of which two layers have nearly
+meanwhile: all hosts share them.  ``nodes``: eight workers on two hosts, with and without
+``--merge-on-node``; bytes are those of the server's network device.  ``wires``: the same link with
+each encoding of pushes.  ``shards``: what a VGG-like model, of which two layers have nearly
 everything, gives each of four servers when it is cut by memory and by layer.  As root.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,13 +40,15 @@ from virtual_hosts import VirtualHosts  # noqa: E402
 WARM_S = 3.0
 
 
-def job(out: str, servers: int, megabytes: float, compute_ms: float, seconds: float) -> None:
-    """A worker that computes by sleeping, for some seconds."""
+def job(out: str, options: str, megabytes: float, compute_ms: float, seconds: float) -> None:
+    """A worker that computes by sleeping, for some seconds; ``options`` are ``init()``'s, as
+    JSON.
+    """
     import torch
 
     import aladdin_mpi as am
 
-    am.init("aladdin", out=out, servers=servers, progress="off")
+    am.init(out=out, progress="off", **json.loads(options))
     x = torch.nn.Parameter(torch.zeros(int(megabytes * 1e6 / 4)))
     x.grad = torch.full_like(x, 1e-6)
     model = torch.nn.Module()
@@ -54,43 +62,52 @@ def job(out: str, servers: int, megabytes: float, compute_ms: float, seconds: fl
 
 
 class Load(NamedTuple):
-    """What a run's servers took in: [MB/s] each, the worker's median step [ms], when that was."""
+    """What a run's servers took in, [MB/s] each, and how many pushes [1/s]; the workers' median
+    step [ms]; when that was.
+    """
 
     into: list[float]
+    pushes_per_s: float
     step_ms: float
     begin: float
     end: float
 
 
-def load(folder: Path, servers: int, ranks: int) -> Load:
+def load(folder: Path, ranks: int) -> Load:
     """Read it from the logs, without the start and the end."""
     from aladdin_mpi.record.reading import open_rank_file, rank_path
 
-    steps = []
-    for rank in range(servers, ranks):
+    steps, served = [], []
+    for rank in range(ranks):
         with open_rank_file(rank_path(folder, rank)) as file:
-            steps.append(file["steps"][:])
+            if file.attrs["role"] == "worker":
+                steps.append(file["steps"][:])
+            elif file.attrs["role"] == "server":
+                served.append((file["merges"][:], file["arrivals"][:]))
     begin = max(table["start_s"][0] for table in steps) + WARM_S
     end = min(table["start_s"][-1] for table in steps)
-    into = []
-    for rank in range(servers):
-        with open_rank_file(rank_path(folder, rank)) as file:
-            merges = file["merges"][:]
+    into, pushes = [], 0
+    for merges, arrivals in served:
         inside = (merges["time_s"] >= begin) & (merges["time_s"] < end)
         into.append(float(merges["bytes"][inside].sum()) / (end - begin) / 1e6)
+        pushes += int(((arrivals["time_s"] >= begin) & (arrivals["time_s"] < end)).sum())
     inside_steps = [t["step_s"][(t["start_s"] >= begin) & (t["start_s"] < end)] for t in steps]
-    return Load(into, 1e3 * float(np.median(np.concatenate(inside_steps))), begin, end)
+    step_ms = 1e3 * float(np.median(np.concatenate(inside_steps)))
+    return Load(into, pushes / (end - begin), step_ms, begin, end)
 
 
-class Cores(threading.Thread):
-    """How idle the cores are, twice a second, until the ``with`` block is left."""
+class Watch(threading.Thread):
+    """How idle the cores are, and what a host's link has carried, twice a second, until the
+    ``with`` block is left.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: VirtualHosts, host: str) -> None:
         super().__init__(daemon=True)
+        self._hosts, self._host = hosts, host
         self._over = threading.Event()
-        self._seen: list[tuple[float, float, float]] = []
+        self._seen: list[tuple[float, float, float, int, int]] = []
 
-    def __enter__(self) -> Cores:
+    def __enter__(self) -> Watch:
         self.start()
         return self
 
@@ -102,12 +119,23 @@ class Cores(threading.Thread):
         while not self._over.wait(0.5):
             with open("/proc/stat", encoding="ascii") as file:
                 times = [float(word) for word in file.readline().split()[1:9]]
-            self._seen.append((time.monotonic(), times[3] + times[4], sum(times)))
+            carried = self._hosts.link_bytes(self._host)
+            self._seen.append((time.monotonic(), times[3] + times[4], sum(times), *carried))
+
+    def _ends(self, begin: float, end: float) -> list[tuple[float, ...]]:
+        inside = [row for row in self._seen if begin <= row[0] < end]
+        return [inside[0], inside[-1]]
 
     def idle(self, begin: float, end: float) -> float:
-        """Share of their time between two moments."""
-        inside = [row for row in self._seen if begin <= row[0] < end]
-        return (inside[-1][1] - inside[0][1]) / (inside[-1][2] - inside[0][2])
+        """Share of the cores' time between two moments."""
+        first, last = self._ends(begin, end)
+        return (last[1] - first[1]) / (last[2] - first[2])
+
+    def carried(self, begin: float, end: float) -> tuple[float, float]:
+        """[MB/s] received and sent between two moments."""
+        first, last = self._ends(begin, end)
+        received, sent = ((last[i] - first[i]) / (last[0] - first[0]) / 1e6 for i in (3, 4))
+        return received, sent
 
 
 @click.group(help=__doc__)
@@ -136,14 +164,15 @@ def servers(
             with (
                 tempfile.TemporaryDirectory() as folder,
                 VirtualHosts(workers + count, worker_rate) as hosts,
-                Cores() as cores,
+                Watch(hosts, "h1") as watch,
             ):
                 hosts.set_rate(rate, hosts.names[:count])
-                argv = [sys.executable, __file__, "job", folder + "/run", str(count)]
+                argv = [sys.executable, __file__, "job", folder + "/run"]
+                argv += [json.dumps({"servers": count})]
                 argv += [str(value) for value in (megabytes, compute_ms, seconds)]
                 hosts.mpirun(argv, timeout=seconds + 120)
-                seen = load(Path(folder) / "run", count, workers + count)
-            idle = cores.idle(seen.begin, seen.end)
+                seen = load(Path(folder) / "run", workers + count)
+            idle = watch.idle(seen.begin, seen.end)
             rows.append((number, count, sum(seen.into), seen.step_ms, idle))
             click.echo(
                 f"round {number}, {count} server(s): {sum(seen.into):6.1f} MB/s in "
@@ -157,10 +186,139 @@ def servers(
             f"{count} server(s): {statistics.median(ratio):.2f} times one server's "
             f"({min(ratio):.2f} to {max(ratio):.2f})"
         )
+    write(path, [("round", "servers", "into_mb_per_s", "step_ms", "idle"), *rows])
+
+
+def write(path: Path | None, rows: Sequence[Sequence[object]]) -> None:
+    """Write a table, if it was asked for."""
     if path:
         with path.open("w", newline="") as file:
-            names = ("round", "servers", "into_mb_per_s", "step_ms", "idle")
-            csv.writer(file).writerows([names, *rows])
+            csv.writer(file).writerows(rows)
+
+
+class Seen(NamedTuple):
+    """A run with one server on a host of its own; bytes as its network device counts them."""
+
+    pushes_per_s: float
+    in_mb_per_s: float
+    out_mb_per_s: float
+    step_ms: float
+    idle: float
+
+    @property
+    def mb_per_push(self) -> tuple[float, float]:
+        """[MB] into the server and out of it for each push that it merged."""
+        return self.in_mb_per_s / self.pushes_per_s, self.out_mb_per_s / self.pushes_per_s
+
+
+def one_server(
+    options: dict[str, object], ranks: Sequence[int], rate: str, megabytes: float,
+    compute_ms: float, seconds: float,
+) -> Seen:  # fmt: skip
+    """``ranks`` are those of each host; the server is the first one's."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        VirtualHosts(len(ranks), rate) as hosts,
+        Watch(hosts, "h1") as watch,
+    ):
+        argv = [sys.executable, __file__, "job", folder + "/run", json.dumps(options)]
+        argv += [str(value) for value in (megabytes, compute_ms, seconds)]
+        hosts.mpirun(argv, timeout=seconds + 180, ranks_per_host=ranks)
+        seen = load(Path(folder) / "run", sum(ranks))
+    carried = watch.carried(seen.begin, seen.end)
+    return Seen(seen.pushes_per_s, *carried, seen.step_ms, watch.idle(seen.begin, seen.end))
+
+
+@main.command("nodes")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--workers", default=4, show_default=True, help="On each of two hosts.")
+@click.option("--rate", default="200mbit", show_default=True)
+@click.option("--megabytes", default=2.0, show_default=True)
+@click.option("--compute-ms", default=100.0, show_default=True)
+@click.option("--seconds", default=15.0, show_default=True)
+@click.option("--csv", "path", type=click.Path(path_type=Path))
+def nodes(
+    rounds: int, workers: int, rate: str, megabytes: float, compute_ms: float, seconds: float,
+    path: Path | None,
+) -> None:  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    found: dict[tuple[str, bool], list[Seen]] = {}
+    click.echo(
+        f"{launching.family()}, 2 x {workers} workers, {megabytes:g} MB, emulated compute "
+        f"{compute_ms:g} ms, links {rate}"
+    )
+    for number in range(rounds):
+        for algorithm in ("aladdin", "asp", "bsp"):
+            for merge in (False, True):
+                ranks = [1, *[workers + merge] * 2]
+                options = {"algorithm": algorithm, "merge_on_node": merge}
+                seen = one_server(options, ranks, rate, megabytes, compute_ms, seconds)
+                found.setdefault((algorithm, merge), []).append(seen)
+                rows.append((number, algorithm, merge, *seen))
+                click.echo(f"round {number}, {algorithm}, merged {merge}: {seen}")
+    click.echo(
+        "| algorithm | merged | pushes/s | MB into the server per push | MB out per push "
+        "| step, ms | cores idle |\n|---|---|---|---|---|---|---|"
+    )
+    for (algorithm, merge), runs in found.items():
+        values = [statistics.median(column) for column in zip(*runs, strict=True)]
+        each = [statistics.median(c) for c in zip(*(run.mb_per_push for run in runs), strict=True)]
+        click.echo(
+            f"| {algorithm} | {'on nodes' if merge else 'no'} | {values[0]:.1f} | {each[0]:.3f} | "
+            f"{each[1]:.3f} | {values[3]:.1f} | {values[4]:.0%} |"
+        )
+    for algorithm in dict.fromkeys(name for name, _ in found):
+        apart, merged = ([run.mb_per_push for run in found[algorithm, m]] for m in (False, True))
+        ratios = [sum(a) / sum(b) for a, b in zip(apart, merged, strict=True)]
+        click.echo(
+            f"{algorithm}: bytes on the server's link per push divided by "
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    names = ("round", "algorithm", "merged", *Seen._fields)
+    write(path, [names, *rows])
+
+
+@main.command("wires")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--workers", default=4, show_default=True)
+@click.option("--rate", default="200mbit", show_default=True)
+@click.option("--megabytes", default=8.0, show_default=True)
+@click.option("--compute-ms", default=50.0, show_default=True)
+@click.option("--seconds", default=15.0, show_default=True)
+@click.option("--csv", "path", type=click.Path(path_type=Path))
+def wires(
+    rounds: int, workers: int, rate: str, megabytes: float, compute_ms: float, seconds: float,
+    path: Path | None,
+) -> None:  # fmt: skip
+    from aladdin_mpi.core.encoding import find
+    from aladdin_mpi.core.wire import FrameLayout
+
+    rows: list[tuple[object, ...]] = []
+    found: dict[str, list[Seen]] = {}
+    click.echo(
+        f"{launching.family()}, {workers} workers, {megabytes:g} MB, emulated compute "
+        f"{compute_ms:g} ms, links {rate}"
+    )
+    for number in range(rounds):
+        for wire in ("float32", "bfloat16", "float16", "topk:0.1", "topk:0.01"):
+            seen = one_server(
+                {"wire": wire}, [1] * (1 + workers), rate, megabytes, compute_ms, seconds
+            )
+            found.setdefault(wire, []).append(seen)
+            rows.append((number, wire, *seen))
+            click.echo(f"round {number}, {wire}: {seen}")
+    click.echo(
+        "| --wire | bytes of a push | pushes/s | MB/s into the server | step, ms | cores idle |\n"
+        "|---|---|---|---|---|---|"
+    )
+    for wire, runs in found.items():
+        values = [statistics.median(column) for column in zip(*runs, strict=True)]
+        size = FrameLayout(int(megabytes * 1e6 / 4), encoding=find(wire)).frame_bytes
+        click.echo(
+            f"| {wire} | {size / 1e6:.3f} MB | {values[0]:.1f} | {values[1]:.1f} | {values[3]:.1f} "
+            f"| {values[4]:.0%} |"
+        )
+    write(path, [("round", "wire", *Seen._fields), *rows])
 
 
 @main.command("shards")
@@ -186,10 +344,10 @@ def shards(count: int) -> None:
 
 @main.command("job", hidden=True)
 @click.argument("out")
-@click.argument("servers", type=int)
+@click.argument("options")
 @click.argument("numbers", nargs=3, type=float)
-def run_job(out: str, servers: int, numbers: tuple[float, float, float]) -> None:
-    job(out, servers, *numbers)
+def run_job(out: str, options: str, numbers: tuple[float, float, float]) -> None:
+    job(out, options, *numbers)
 
 
 if __name__ == "__main__":

@@ -195,6 +195,10 @@ class Run:
         return [log for log in self.logs if log.attributes["role"] == "server"]
 
     @property
+    def relays(self) -> list[RankLog]:
+        return [log for log in self.logs if log.attributes["role"] == "relay"]
+
+    @property
     def num_workers(self) -> int:
         """Workers of the run when it was started last, also those whose files are missing."""
         return _most_common(int(log.attributes["num_workers"]) for log in self.latest)

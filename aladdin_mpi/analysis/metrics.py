@@ -28,6 +28,7 @@ __all__ = [
     "final_accuracy",
     "overview",
     "problems",
+    "relays",
     "senders",
     "servers",
     "shares",
@@ -143,6 +144,7 @@ def _covered(sends: pd.DataFrame) -> float:
 
 
 _SENDER = ("sends_per_s", "MB_per_s", "transfer_share", "queue_s", "put_s", "ack_s")
+_RELAY = ("messages_per_s", "pushes_per_message", "MB_out_per_s", "merge_share")
 _SERVER = ("merges_per_s", "pushes_per_pass", "MB_in_per_s", "MB_out_per_s", "busy_share", "gap_s")
 
 
@@ -157,18 +159,36 @@ def servers(run: Run) -> pd.DataFrame:
             frame[frame.index.get_level_values("rank") == rank]
             for frame in (run.merges, run.polls, run.replies)
         )
-        size = merges["bytes"].sum() / max(merges["count"].sum(), 1)  # of a push
+        messages = merges["messages"].where(merges["messages"] > 0, merges["count"])
+        size = merges["bytes"].sum() / max(messages.sum(), 1)
         if run.config.get("wire", "float32") != "float32":
             size = math.nan  # a reply's is another
         found[rank] = {
             "merges_per_s": merges["count"].sum() / took,
             "pushes_per_pass": merges["count"].mean(),
             "MB_in_per_s": merges["bytes"].sum() / took / 1e6,
-            "MB_out_per_s": len(replies) * size / took / 1e6,
+            "MB_out_per_s": replies["time_s"].nunique() * size / took / 1e6,  # one for a relay
             "busy_share": polls["busy_s"].mean(),  # a row is a second
             "gap_s": polls["longest_gap_s"].max(),
         }
     return pd.DataFrame.from_dict(found, orient="index", columns=list(_SERVER)).rename_axis("rank")
+
+
+def relays(run: Run) -> pd.DataFrame:
+    """Each relay (index ``rank``): messages per second, pushes per message, MB per second to the
+    servers, share of its time spent merging.
+    """
+    took = duration_s(run)
+    found = {}
+    for rank in dict.fromkeys(log.rank for log in run.relays):
+        merges = run.merges[run.merges.index.get_level_values("rank") == rank]
+        found[rank] = {
+            "messages_per_s": len(merges) / took,
+            "pushes_per_message": merges["count"].mean(),
+            "MB_out_per_s": merges["bytes"].sum() / took / 1e6,
+            "merge_share": merges["merge_s"].sum() / took,
+        }
+    return pd.DataFrame.from_dict(found, orient="index", columns=list(_RELAY)).rename_axis("rank")
 
 
 def staleness(run: Run) -> pd.Series:

@@ -72,7 +72,7 @@ def _what(run: Run) -> list[tuple[str, ...]]:
 def _where(run: Run) -> list[str]:
     hosts: dict[str, list[str]] = {}
     for log in run.latest:
-        who = f"worker {log.worker}" if log.worker >= 0 else "server"
+        who = f"worker {log.worker}" if log.worker >= 0 else str(log.attributes["role"])
         if log.state != "ended":
             who += f" ({log.state})"
         hosts.setdefault(str(log.attributes["host"]), []).append(who)
@@ -146,6 +146,12 @@ def _links(run: Run) -> tuple[list[tuple[str, ...]], list[str]]:
             f"({row['pushes_per_pass']:.2f} in a pass), {row['MB_in_per_s']:.1f} MB/s in, "
             f"{row['MB_out_per_s']:.1f} MB/s out, busy {row['busy_share']:.0%}, longest gap "
             f"between two polls {1e3 * row['gap_s']:.0f} ms"
+        )
+    for rank, row in metrics.relays(run).iterrows():
+        lines.append(
+            f"relay, rank {rank}: {row['messages_per_s']:.0f} messages per second with "
+            f"{row['pushes_per_message']:.2f} pushes each, {row['MB_out_per_s']:.1f} MB/s to the "
+            f"servers, merging {row['merge_share']:.0%} of the time"
         )
     table = metrics.senders(run)
     rows: list[tuple[str, ...]] = []

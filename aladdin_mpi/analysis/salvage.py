@@ -90,7 +90,8 @@ class SavedLog:
             known.get("rank") == self.rank < size <= MAX_RANKS
             and 0 < workers <= size
             and -1 <= known.get("worker", size) < workers
-            and known.get("role") == ("worker" if known["worker"] >= 0 else "server")
+            and (known.get("role") == "worker") == (known["worker"] >= 0)
+            and known.get("role") in ("worker", "server", "relay")
         )
 
     def say(self, line: str) -> None:

@@ -264,12 +264,15 @@ class RankRows:
     # -- all ranks --------------------------------------------------------------------------------
 
     def _names(self, log: RankLog) -> list[str]:
-        who = f"worker {log.worker}" if log.worker >= 0 else log.attributes["role"]
+        role = str(log.attributes["role"])
+        who = f"worker {log.worker}" if log.worker >= 0 else role
         pid, name = log.rank + 1, f"rank {log.rank}, {who} on {log.attributes['host']}"
         return [
             metadata(pid, 0, "process_name", name=name),
             metadata(pid, 0, "process_sort_index", sort_index=log.rank),
-            row_name(log.rank, TRAINING, "training" if log.worker >= 0 else "server"),
+            row_name(
+                log.rank, TRAINING, "training" if log.worker >= 0 else str(log.attributes["role"])
+            ),
         ]
 
     def _evaluations(self, log: RankLog) -> list[str]:

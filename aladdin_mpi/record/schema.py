@@ -87,7 +87,7 @@ class Table:
     columns : tuple of Column
         In the order of the values of a row.
     roles : tuple of str
-        Who fills it (``"worker"``, ``"server"``); every file has every table.
+        Who fills it (``"worker"``, ``"server"``, ``"relay"``); every file has every table.
     """
 
     name: str
@@ -284,16 +284,17 @@ ARRIVALS = Table(
 
 MERGES = Table(
     "merges",
-    "one row per pass of a server over the global parameters",
+    "one row per pass of a server over the global parameters, or per message of a relay",
     (
         TIME,
         CHANNEL,
         Column("version", "i8", "1", "version of the global parameters after the pass"),
         Column("count", "i4", "1", "pushes merged in one pass"),
         Column("merge_s", "f4", "s", "duration of the pass"),
-        Column("bytes", "i8", "B", "payload read from the mailbox"),
+        Column("bytes", "i8", "B", "payload read from the mailbox; at a relay, the message's"),
+        Column("messages", "i4", "1", "messages that they came in, or went on in from a relay"),
     ),
-    ("server",),
+    ("server", "relay"),
 )
 
 REPLIES = Table(
@@ -383,7 +384,7 @@ ATTRIBUTES: tuple[Column, ...] = (
     Column("package", "S", "text", "name of the package that wrote the file"),
     Column("rank", "i4", "1", "rank among all processes of the run"),
     Column("world_size", "i4", "1", "processes of the run"),
-    Column("role", "S", "text", "worker or server"),
+    Column("role", "S", "text", "worker, server or relay"),
     Column("worker", "i4", "1", "index of the worker, from 0; -1: not a worker"),
     Column("num_workers", "i4", "1", "workers of the run"),
     Column("host", "S", "text", "name of the machine"),

@@ -40,12 +40,15 @@ PIECE = 1 << 20
 
 
 class Pass(NamedTuple):
-    """One pass over the global vector: how many pushes it merged, [s], payload [bytes]."""
+    """One pass over the global vector: how many pushes it merged, [s], payload [bytes], and how
+    many messages they came in.
+    """
 
     merged: int
     merge_s: float
     nbytes: int
     version: int
+    messages: int
 
 
 class Handled(NamedTuple):
@@ -68,6 +71,7 @@ class _Message:
     waiting: int  # pushes of it whose slot is still needed
     good: int  # pushes whose payload is in the sum
     merged: bool = False
+    buffered: bool = False  # its buffers are merged
 
 
 class _Held(NamedTuple):
@@ -80,14 +84,14 @@ class _Held(NamedTuple):
 
 @dataclass
 class _Turn:
-    """What comes of the pushes handled together; ``waiting`` are payloads and weights of one
+    """What comes of the pushes handled together; ``waiting`` are messages and weights of one
     target.
     """
 
     handled: list[Handled] = field(default_factory=list)
     sends: dict[int, Send] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
-    waiting: list[tuple[Any, float]] = field(default_factory=list)
+    waiting: list[tuple[_Message, float]] = field(default_factory=list)
     target: str = "global"
 
 
@@ -231,19 +235,19 @@ class GlobalModel:
                     turn.target = action.target
                 if not (held.bad or held.message.merged):
                     held.message.merged = True
-                    turn.waiting.append((held.message.frame.payload, action.weight))
+                    turn.waiting.append((held.message, action.weight))
         return applies
 
     def _merge_held(self, turn: _Turn, action: MergeHeld) -> None:
-        numbers, payloads = [], []
+        numbers, messages = [], []
         for worker in action.workers:
             held = self._held[worker]
             if not (held.bad or held.message.merged):
                 held.message.merged = True
                 numbers.append(worker)
-                payloads.append(held.message.frame.payload)
-        if payloads:
-            turn.passes.append(self._merge(action.target, payloads, [1.0] * len(payloads), numbers))
+                messages.append(held.message)
+        if messages:
+            turn.passes.append(self._merge(action.target, messages, [1.0] * len(messages), numbers))
         for worker in action.workers:
             self._release(turn, worker)
 
@@ -253,11 +257,11 @@ class GlobalModel:
         frame = message.frame
         staleness = self.version - push.version
         self.version += 1
-        if not bad and message.good:  # a relay's buffers are the mean of its workers'
+        if not bad and not message.buffered:  # a relay's buffers are the mean of its workers'
+            message.buffered = True
             weight = min(1.0, message.good / push.active)
             kernels.merge_buffers(self.frame.floats, frame.floats, weight)
             kernels.max_counters(self.frame.counts, frame.counts)
-            message.good = 0
         self.last_merged[worker] = push.sequence
         message.waiting -= 1
         frees = None
@@ -267,8 +271,8 @@ class GlobalModel:
 
     def _flush(self, turn: _Turn) -> None:
         if turn.waiting:
-            payloads, weights = zip(*turn.waiting, strict=True)
-            turn.passes.append(self._merge(turn.target, payloads, weights))
+            messages, weights = zip(*turn.waiting, strict=True)
+            turn.passes.append(self._merge(turn.target, messages, weights))
             turn.waiting.clear()
 
     def copy_to(self, frame: Frame) -> float:
@@ -301,12 +305,13 @@ class GlobalModel:
         return self._sum, self._velocity
 
     def _merge(
-        self, target: str, payloads: Sequence[Any], weights: Sequence[float],
+        self, target: str, messages: Sequence[_Message], weights: Sequence[float],
         pairwise: Sequence[int] = (),
     ) -> Pass:  # fmt: skip
         """``pairwise`` are the workers whose order the sum of plain payloads keeps to."""
         start = time.monotonic()
         into = self.frame.params if target == "global" else self._accumulator()[0]
+        payloads = [message.frame.payload for message in messages]
         if pairwise and self._encoding == PLAIN:
             add_pairwise(into, pairwise, payloads, self._between, PIECE)
         else:
@@ -315,7 +320,9 @@ class GlobalModel:
                 self._between()
         took = time.monotonic() - start
         nbytes = len(payloads) * self._encoding.nbytes(into.size)
-        return Pass(len(payloads), took, nbytes, self.version)
+        return Pass(
+            sum(message.good for message in messages), took, nbytes, self.version, len(messages)
+        )  # fmt: skip
 
     def _apply(self, action: Apply) -> None:
         total, velocity = self._accumulator()

@@ -1,9 +1,11 @@
 """A relay's loop: merge what the workers of its node have pushed, send it on; never wait for one.
 
-While a message is on its way, pushes gather; whatever is there when the way is free goes next, as
-one message that says whose pushes are in it.  Only where the server itself waits for everybody in
-every round (*rounds*), the relay waits for all of its workers, too, and adds up those that lie
-below one node of the tree of all workers (:mod:`~aladdin_mpi.core.pairwise`).
+While a message is on its way, pushes gather; what is there when the way is free goes next, as one
+message that says whose pushes are in it.  It is held back only for a worker that is due, and no
+longer than a message takes: where those are short, it goes at once; where they are long, more
+pushes share one, and none becomes more than twice as late.  Only where the server itself waits for
+everybody in every round (*rounds*), the relay waits for all of its workers, too, and adds up those
+that lie below one node of the tree of all workers (:mod:`~aladdin_mpi.core.pairwise`).
 """
 
 from __future__ import annotations
@@ -59,11 +61,14 @@ class RelayLinkLike(Protocol):
 
 
 class Waiting(NamedTuple):
-    """A push in its slot, which has not been sent on; ``good``: its payload is finite."""
+    """A push in its slot, which has not been sent on; ``good``: its payload is finite; [s] when it
+    came.
+    """
 
     frame: Frame
     push: Push
     good: bool
+    since: float
 
 
 class Gathering:
@@ -89,9 +94,13 @@ class Gathering:
         self._answered: set[int] = set()  # in this round
         self._waiting: list[Waiting] = []
         self._whole: list[list[Waiting]] = []  # messages that can go
+        self._due: dict[int, float] = {}  # [s] when a worker's next push is expected
+        self._message_s = 0.0  # how long the last message took
 
     def add(self, one: Waiting) -> None:
         """A push has arrived."""
+        if one.push.last:
+            self._training.discard(one.push.worker)
         if not self._rounds:
             self._waiting.append(one)
             return
@@ -100,8 +109,6 @@ class Gathering:
         else:  # nothing to add up, and the server does not hold it
             self._whole.append([one])
         self._answered.add(one.push.worker)
-        if one.push.last:
-            self._training.discard(one.push.worker)
         if self._training <= self._answered:
             by_worker = {w.push.worker: w for w in self._waiting}
             for group in subtrees(self._workers, self._num_workers):
@@ -110,11 +117,24 @@ class Gathering:
                     self._whole.append(members)
             self._waiting, self._answered = [], set()
 
-    def take(self) -> list[Waiting]:
+    def take(self, now: float) -> list[Waiting]:
         """What the next message is made of, oldest first; nothing where none is to be sent yet."""
-        if not self._rounds:
-            return self._alike(lambda w: (w.push.cut, w.push.active, w.push.rates))
-        return self._whole.pop(0) if self._whole else []
+        if self._rounds:
+            return self._whole.pop(0) if self._whole else []
+        if not self._waiting or self._holds_back(now):
+            return []
+        return self._alike(lambda w: (w.push.cut, w.push.active, w.push.rates))
+
+    def arrived(self, members: Sequence[Waiting], now: float, message_s: float) -> None:
+        """A message has been merged at the server."""
+        self._message_s = message_s
+        self._due.update({one.push.worker: now + one.push.iteration_s for one in members})
+
+    def _holds_back(self, now: float) -> bool:
+        """Somebody who has nothing here is due, soon enough to be waited for."""
+        until = self._waiting[0].since + self._message_s
+        absent = self._training - {one.push.worker for one in self._waiting}
+        return now < until and any(now < self._due.get(w, 0.0) <= until for w in absent)
 
     def _alike(self, key: Callable[[Waiting], Any]) -> list[Waiting]:
         """The oldest push and those like it, each worker's in order."""
@@ -138,6 +158,8 @@ class _Channel:
         self.end, self.gathering = end, gathering
         self.num_rates = 1 + max(group for _, _, group in end.spec.ranges)
         keeps = feedback and end.push_layout.encoding != PLAIN
+        self.sent_at = 0.0  # [s] when the message that is on its way was begun
+        self.members: list[Waiting] = []  # its pushes
         self.given = aligned_zeros(end.size) if keeps else None  # Σ of all pushes
         self.sent = aligned_zeros(end.size) if keeps else None  # what of it has been sent
 
@@ -190,8 +212,9 @@ class RelayLoop:
         for channel in self._channels:
             for arrival in channel.end.arrivals():
                 found = True
-                push = arrival.frame.read_push(channel.num_rates)
-                channel.gathering.add(Waiting(arrival.frame, push, self._finite(arrival.frame)))
+                frame, now = arrival.frame, time.monotonic()
+                push = frame.read_push(channel.num_rates)
+                channel.gathering.add(Waiting(frame, push, self._finite(frame), now))
             found = self._send(channel) or found
         now = time.monotonic()
         if found:
@@ -213,18 +236,22 @@ class RelayLoop:
         end = channel.end
         if end.in_flight() and not self._rounds:  # a queue is nothing but staleness
             return False
+        start = time.monotonic()
+        if channel.members:
+            channel.gathering.arrived(channel.members, start, start - channel.sent_at)
+            channel.members = []
         frame = end.next_frame()
         if frame is None:
             return False
-        members = channel.gathering.take()
+        members = channel.gathering.take(start)
         if not members:
             return False
-        start = time.monotonic()
         self._merge(channel, frame, members)
         end.submit(frame, len(members))
+        channel.sent_at, channel.members = start, members
         row = (
             start, end.index, -1, len(members), time.monotonic() - start,
-            end.push_layout.frame_bytes,
+            end.push_layout.frame_bytes, 1,
         )  # fmt: skip
         self._recorder.add("merges", row)
         return True

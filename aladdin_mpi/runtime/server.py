@@ -243,8 +243,9 @@ class ServerLoop:
                 self._progress.loss(push.loss)
             if bad:
                 self._on_bad(push)
-        for count, merge_s, nbytes, version in passes:
-            self._recorder.add("merges", (now, channel.end.index, version, count, merge_s, nbytes))
+        for count, merge_s, nbytes, version, messages in passes:
+            row = (now, channel.end.index, version, count, merge_s, nbytes, messages)
+            self._recorder.add("merges", row)
 
     def _on_bad(self, push: Push) -> None:
         text = f"worker {push.worker}: push {push.sequence} is not finite"

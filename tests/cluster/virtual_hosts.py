@@ -256,6 +256,13 @@ class VirtualHosts:
                 lines += [f"qdisc del dev {device} root" for device in devices]
             self._batch(place, "tc", lines)
 
+    def link_bytes(self, host: str) -> tuple[int, int]:
+        """Bytes that a host has received and sent so far."""
+        folder = "/sys/class/net/eth0/statistics"
+        argv = ["cat", f"{folder}/rx_bytes", f"{folder}/tx_bytes"]
+        received, sent = self.run(host, argv, capture_output=True, text=True).stdout.split()
+        return int(received), int(sent)
+
     # -- programs ---------------------------------------------------------------------------------
 
     def inside(self, host: str) -> list[str]:
@@ -267,15 +274,22 @@ class VirtualHosts:
         """Run a command on a host; ``options`` are those of ``subprocess.run``."""
         return subprocess.run([*self.inside(host), *map(str, argv)], check=True, **options)
 
-    def mpi_command(self, argv: Sequence[str | Path], ranks_per_host: int = 1) -> list[str]:
-        """Return the command that starts a program on all hosts, rank 0 on the first."""
-        ranks = str(len(self.names) * ranks_per_host)
+    def mpi_command(
+        self, argv: Sequence[str | Path], ranks_per_host: int | Sequence[int] = 1
+    ) -> list[str]:
+        """Return the command that starts a program on all hosts, rank 0 on the first.
+
+        ``ranks_per_host`` is one number for all of them, or one for each.
+        """
+        several = isinstance(ranks_per_host, Sequence)
+        counts = ranks_per_host if several else [ranks_per_host] * len(self.names)
+        ranks = str(sum(counts))
+        hosts = ",".join(f"{host}:{count}" for host, count in zip(self.names, counts, strict=True))
         if launching.family() == "openmpi":
-            hosts = ",".join(f"{host}:{ranks_per_host}" for host in self.names)
             options = ["--bind-to", "none", "--prtemca", "plm_ssh_agent", str(self.rsh)]
             options += ["--mca", "osc", "^ucx", "--host", hosts]
         else:
-            options = ["-hosts", ",".join(self.names), "-ppn", str(ranks_per_host)]
+            options = ["-hosts", hosts]
         line = [launching.launcher(), *options, "-n", ranks, *map(str, argv)]
         return [*self.inside(self.names[0]), *line]
 
@@ -285,7 +299,7 @@ class VirtualHosts:
         argv: Sequence[str | Path],
         *,
         log: IO[str],
-        ranks_per_host: int = 1,
+        ranks_per_host: int | Sequence[int] = 1,
         env: Mapping[str, str | None] | None = None,
     ) -> Iterator[launching.Started]:
         """Start a program on all hosts; all of it has ended when the ``with`` block is left."""
@@ -305,7 +319,7 @@ class VirtualHosts:
         argv: Sequence[str | Path],
         *,
         timeout: float,
-        ranks_per_host: int = 1,
+        ranks_per_host: int | Sequence[int] = 1,
         env: Mapping[str, str | None] | None = None,
     ) -> str:
         """Run a program on all hosts and return what it printed.
