@@ -91,15 +91,15 @@ def main(context: click.Context, megabytes: float, workers: int, wire: str) -> N
         return
     from aladdin_mpi.comm.channel import ONE_SLOT_BYTES
     from aladdin_mpi.core.encoding import find
+    from aladdin_mpi.core.memory import needs
     from aladdin_mpi.core.wire import FrameLayout
-    from aladdin_mpi.runtime.progress import needed
 
     empty, full = measure(workers, 0.001, wire), measure(workers, megabytes, wire)
     size = int(megabytes * 1e6 / 4) // 16 * 16
     plain, pushed = FrameLayout(size), FrameLayout(size, encoding=find(wire))
     slots = 1 if pushed.frame_bytes > ONE_SLOT_BYTES else 2
-    server, worker = needed(pushed.frame_bytes, plain.frame_bytes, slots, workers)
-    window = workers * slots * pushed.frame_bytes
+    taken = needs(pushed.frame_bytes, plain.frame_bytes, slots, workers)
+    server, worker, window = taken.server, taken.worker, taken.server_window
     own = 2 * 4 * size  # parameters and gradients, the user's own
     for name, formula, kind in (
         ("worker", worker + own, "RssAnon"),

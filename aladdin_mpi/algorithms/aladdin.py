@@ -101,7 +101,7 @@ class Worker(Stateful):
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False
     ) -> bool:
         ask = self.cfg.replies and not last and self.replies.wanted()
-        s = self.replies.snapshot(ask)
+        s = self.replies.snapshot(ask, port.slots)
         sent = port.try_push(
             lambda out: self.pending.write(params, port, out, s), self.carried, limit=limit,
             last=last, wants_reply=ask, handled=self.replies.handled, version=self.replies.version,

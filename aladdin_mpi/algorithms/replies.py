@@ -43,12 +43,13 @@ class Replies(Stateful):
         """The next push should ask."""
         return self.since_ask >= self.period and not (self.one_outstanding and self.due)
 
-    def snapshot(self, asks: bool) -> np.ndarray | None:
+    def snapshot(self, asks: bool, slots: int) -> np.ndarray | None:
         """Where the next push should leave a copy of the parameters, if a reply may name it.
 
-        A reply names the push that asked for it, or one that was merged together with that.
+        A reply names the push that asked for it, or, where there are several ``slots``, one that
+        was merged together with that.
         """
-        may_be_named = asks or (self.due and self.sequence == self.asked)
+        may_be_named = asks or (slots > 1 and self.due and self.sequence == self.asked)
         return self.snapshots.lend() if self.keep and may_be_named else None
 
     def pushed(self, sequence: int, asks: bool, snapshot: bool, iteration: int) -> None:

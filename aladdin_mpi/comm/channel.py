@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from aladdin_mpi.comm.mailbox import pieces
+from aladdin_mpi.comm.memory import shortage
 from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.core.encoding import find
+from aladdin_mpi.core.memory import needs
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ModelError
 from aladdin_mpi.messages import ChannelSpec
@@ -95,18 +96,28 @@ def agree(
         reply_layout, push_layout = replace(layout, parts=parts), replace(push_layout, parts=parts)
         up, node = _ways(comm, routes)
     if server is not None:
-        needed = 0
-        if comm.rank == server:
-            needed = (up.size - 1) * slots * push_layout.frame_bytes
-        elif node != MPI.COMM_NULL and node.rank == 0:
-            needed = (node.size - 1) * slots * layout.frame_bytes
-        shortage = next(filter(None, comm.allgather(_shortage(comm, needed))), "")
-        if shortage:
+        lacking = _shortage(comm, up, node, server, push_layout, layout, slots)
+        if lacking:
             comm.Free()
-            error = ModelError(shortage)
+            error = ModelError(lacking)
             error.silent = world.rank != 0
             raise error
     return Opening(comm, up, node, first, layout, reply_layout, push_layout, layout, slots)
+
+
+def _shortage(
+    comm: MPI.Intracomm, up: Any, node: Any, server: int, push: FrameLayout, plain: FrameLayout,
+    slots: int,
+) -> str:  # fmt: skip
+    """One line where the memory of a host does not suffice.  Collective."""
+    senders = up.size - 1 if comm.rank == server else 0
+    relayed = node.size - 1 if node != MPI.COMM_NULL else 0
+    all_of_them = needs(push.frame_bytes, plain.frame_bytes, slots, senders, relayed)
+    if comm.rank == server:
+        return shortage(comm, all_of_them.server, all_of_them.server_window, senders)
+    if relayed and node.rank == 0:
+        return shortage(comm, all_of_them.relay, all_of_them.relay_window, relayed)
+    return shortage(comm, all_of_them.worker, 0, 0)
 
 
 def _ways(comm: MPI.Intracomm, routes: Routes) -> tuple[Any, Any]:
@@ -157,21 +168,3 @@ def _difference(specs: list[ChannelSpec]) -> str:
         if other != first:
             return f"worker {worker} groups its parameters in another way than worker 0"
     return ""
-
-
-def _shortage(comm: MPI.Intracomm, nbytes: int) -> str:
-    """One line where /dev/shm is too small for the window; a full one would kill the job
-    (SIGBUS).
-    """
-    shared = comm.size > 1 and os.path.isdir("/dev/shm")
-    if not shared:
-        return ""
-    stat = os.statvfs("/dev/shm")
-    free = stat.f_bavail * stat.f_frsize
-    if free >= nbytes:
-        return ""
-    return (
-        f"the server needs {nbytes / 2**20:.0f} MiB of shared memory for the workers' pushes and "
-        f"/dev/shm has {free / 2**20:.0f} MiB free: enlarge it (mount -o remount,size=…, or "
-        "docker run --shm-size=…), remove stale files there, or use fewer workers"
-    )

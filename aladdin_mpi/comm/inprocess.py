@@ -121,11 +121,11 @@ class _WorkerChannel:
     def wait_change(self, timeout_s: float) -> None:
         time.sleep(1e-4)
 
-    def fetch(self) -> Frame:
-        self.ask_copy()
+    def fetch(self, lend: bool = False) -> Frame:
+        self.ask_copy(lend)
         return self.wait_copy()
 
-    def ask_copy(self) -> None:
+    def ask_copy(self, lend: bool = False) -> None:
         self._link.ask(self._server, RequestKind.FETCH, self.index)
 
     def wait_copy(self) -> Frame:
@@ -203,7 +203,7 @@ class _ServerChannel:
         self.spec, first, _ = world.specs[index]
         self.layout = FrameLayout(self.spec.size, self.spec.floats, self.spec.counts)
         self.push_layout = replace(self.layout, encoding=find(self.spec.wire))
-        self.sender_of = range(world.num_workers)
+        self.sender_of, self.relayed = range(world.num_workers), 0
         self.initial = self.layout.new_frame()
         np.copyto(self.initial.raw, first.raw)
 

@@ -52,20 +52,24 @@ class ServerChannel:
         Worker 0's values at the start.
     sender_of : list of int
         By worker, who passes its pushes and replies on: itself, or its relay.
+    relayed : int
+        The most workers that a relay has.
     """
 
     def __init__(self, link: ServerLink, index: int, opening: Opening) -> None:
         self.index, self.spec, self.layout = index, opening.spec, opening.layout
         self.push_layout = opening.push_layout
         self.slots = opening.slots
-        self.sender_of = link.routes.sender_of
+        self.sender_of, self.relayed = link.routes.sender_of, link.routes.largest
         self._link, self._opening = link, opening
         senders = len(link.senders)
         self._inbox = Inbox(opening.up, senders, opening.push_layout, opening.slots)
         self.initial = opening.layout.new_frame()
         broadcast(opening, self.initial, 1)
         self._replies = [_Sending() for _ in range(senders)]
-        self._copies = [_Sending() for _ in link.workers]
+        # where memory is scarce, a worker's reply and its copy take turns
+        shared = opening.slots == 1 and not link.relays
+        self._copies = self._replies if shared else [_Sending() for _ in link.workers]
         self._finals = [_Sending() for _ in link.workers]
 
     def arrivals(self) -> list[Arrival]:

@@ -81,7 +81,7 @@ class WorkerChannel:
         self._waiting: deque[tuple[int, int]] = deque()
         self._early: int | None = None  # where the elements begin that were sent early
         self._ready: deque[Received] = deque()
-        self._spare = deque(self._reply_layout.new_frame() for _ in range(2))
+        self._spare = deque(self._reply_layout.new_frame() for _ in range(self.slots))
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
@@ -140,14 +140,20 @@ class WorkerChannel:
         self.changed.wait(timeout_s)
         self.changed.clear()
 
-    def fetch(self) -> Frame:
+    def fetch(self, lend: bool = False) -> Frame:
         """The server's current parameters and buffers, until the next call; waits for them."""
-        self.ask_copy()
+        self.ask_copy(lend)
         return self.wait_copy()
 
-    def ask_copy(self) -> None:
-        """Ask for the server's current parameters and buffers; :meth:`wait_copy` has them."""
-        self._link.post(self._ask_copy)
+    def ask_copy(self, lend: bool = False) -> None:
+        """Ask for the server's current parameters and buffers; :meth:`wait_copy` has them.
+
+        With ``lend`` they may come into the frame of the next push, where memory is scarce: they
+        are there until that is made.  It then waits for the last one.
+        """
+        while lend and self.slots == 1 and self.in_flight():
+            self.wait_change(1.0)
+        self._link.post(self._ask_copy, lend)
 
     def wait_copy(self) -> Frame:
         """Wait for a copy that is on its way."""
@@ -164,15 +170,19 @@ class WorkerChannel:
             for a, b in pieces(frame.raw.size)
         ]
 
-    def _ask_copy(self) -> None:
-        self.expect_copy()
+    def _ask_copy(self, lend: bool) -> None:
+        self.expect_copy(lend)
         self._link.send_to(self.server, RequestKind.FETCH, self.index)
 
-    def expect_copy(self) -> None:
+    def expect_copy(self, lend: bool) -> None:
         """Post the receive of a copy."""
-        if self._copy is None:
-            self._copy = self.layout.new_frame()
-        self._fetching = self._receive(self._copy, self.server, tags(self.index)[1])
+        if lend and self.slots == 1 and self._push_layout == self.layout:
+            frame = self._frames[0]
+        else:
+            if self._copy is None:
+                self._copy = self.layout.new_frame()
+            frame = self._copy
+        self._fetching = self._receive(frame, self.server, tags(self.index)[1])
 
     def progress(self) -> None:
         """Move sends and receives on."""
@@ -325,7 +335,7 @@ class WorkerLink(CommThread):
 
         def bye() -> None:
             for channel in self.channels:
-                channel.expect_copy()
+                channel.expect_copy(lend=True)
             self.send(RequestKind.BYE)
 
         self.post(bye)

@@ -71,6 +71,12 @@ def _add_two(out, a, b):
 
 
 @jit.kernel
+def _swap(a, b):
+    for i in range(a.size):
+        a[i], b[i] = b[i], a[i]
+
+
+@jit.kernel
 def _merge1(t, p0, w0):
     w0 = t.dtype.type(w0)
     for i in range(t.size):
@@ -227,6 +233,11 @@ def add_two(out: Vector, a: Vector, b: Vector) -> None:
     _add_two(*_cut(0, None, out, a, b))
 
 
+def swap(a: Vector, b: Vector) -> None:
+    """``a, b = b, a``."""
+    _swap(*_cut(0, None, a, b))
+
+
 def copy(dst: Vector, src: Vector, start: int = 0, stop: int | None = None) -> None:
     """``dst = src``."""
     dst, src = _cut(start, stop, dst, src)
@@ -293,6 +304,7 @@ def _call_all() -> None:
         count_nonfinite(x)
         scale_add(x, 1.0, g, 1.0)
         add_two(x, g, g)
+        swap(x, r)
         mix_plain(x, g, 1.0)
         mix_lagged(x, g, s, 1.0)
         lazy_update(x, g, s, 0.0, 0.0, 0.0, 0.0)

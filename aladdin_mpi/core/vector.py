@@ -8,8 +8,9 @@ after a mix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -96,14 +97,21 @@ class FlatVector:
             for segment in self.segments:
                 segment.flat.copy_(x[segment.start : segment.stop])
 
-    def save(self) -> list[torch.Tensor]:
-        """Copies of the parameters as they are, to be given back to :meth:`load`."""
-        return [segment.flat.clone() for segment in self.segments]
+    def swap(self, values: np.ndarray) -> Callable[[], None]:
+        """``x ← values``; returns what brings x back.  ``values`` may be where x is kept meanwhile,
+        so that nobody else may use them until then.
+        """
+        if self.direct:
+            kernels.swap(self.x, values)
+            return partial(kernels.swap, self.x, values)
+        saved = [segment.flat.clone() for segment in self.segments]
+        self.assign(values)
 
-    def load(self, saved: list[torch.Tensor]) -> None:
-        """Undo what happened to the parameters since :meth:`save`."""
-        for segment, copy in zip(self.segments, saved, strict=True):
-            segment.flat.copy_(copy)
+        def back() -> None:
+            for segment, copy in zip(self.segments, saved, strict=True):
+                segment.flat.copy_(copy)
+
+        return back
 
     def read(self, out: np.ndarray) -> None:
         """``out ← x``."""

@@ -9,7 +9,9 @@ import time
 
 from tqdm import tqdm
 
-__all__ = ["Progress", "choose", "needed"]
+from aladdin_mpi.core.memory import needs
+
+__all__ = ["Progress", "choose"]
 
 OVERLOAD_SHOWN = 1.1
 """Iterations per push from which the overload is shown."""
@@ -41,20 +43,6 @@ def _size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1024
     return f"{nbytes:.3g} GiB"
-
-
-def needed(push_bytes: int, frame_bytes: int, slots: int, workers: int) -> tuple[int, int]:
-    """Memory [bytes] that a channel takes at a server and, beside parameters, gradients and the
-    optimizer's state, at a worker, at most.
-
-    A server has a ring of slots for each worker (shared memory), the model, a reply for each
-    worker, and a copy for one that evaluates; a worker stages pushes in float32, receives two
-    replies and a copy, has r and two snapshots, and keeps its own parameters while it evaluates.  A
-    checkpoint is one more model at the server while it is made, pushed gradients are two.
-    """
-    narrow = slots * push_bytes if push_bytes != frame_bytes else 0
-    server = workers * slots * push_bytes + (workers + 2) * frame_bytes
-    return server, (slots + 7) * frame_bytes + narrow
 
 
 class Progress:
@@ -89,14 +77,18 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def opened(self, push_bytes: int, frame_bytes: int, slots: int, workers: int) -> None:
-        """Say what memory a channel takes; a reply has ``frame_bytes``."""
+    def opened(
+        self, push_bytes: int, frame_bytes: int, slots: int, senders: int, relayed: int = 0
+    ) -> None:  # fmt: skip
+        """Say what memory a channel takes (:func:`~aladdin_mpi.core.memory.needs`)."""
         if self._mode == "off":
             return
-        server, worker = needed(push_bytes, frame_bytes, slots, workers)
+        taken = needs(push_bytes, frame_bytes, slots, senders, relayed)
+        relay = f", relay up to {_size(taken.relay)}" if relayed else ""
+        whose = "sender" if relayed else "worker"
         self.say(
-            f"{_size(push_bytes)} a push, {slots} slot(s) for each of {workers} worker(s); "
-            f"memory: server up to {_size(server)}, worker up to {_size(worker)}"
+            f"{_size(push_bytes)} a push, {slots} slot(s) for each of {senders} {whose}(s); "
+            f"memory: server up to {_size(taken.server)}{relay}, worker up to {_size(taken.worker)}"
         )
 
     def loss(self, value: float) -> None:

@@ -371,8 +371,9 @@ class ServerLoop:
             model.restore(parts[len(self._channels)])
         self._channels[index] = _Channel(end, model, self._num_workers)
         self._progress.opened(
-            end.push_layout.frame_bytes, end.layout.frame_bytes, end.slots, self._num_workers
-        )
+            end.push_layout.frame_bytes, end.layout.frame_bytes, end.slots, len(set(end.sender_of)),
+            end.relayed,
+        )  # fmt: skip
 
     def _notice(
         self, worker: int, channel: int = 0, sequence: int = 0, version: int = 0, staleness: int = 0

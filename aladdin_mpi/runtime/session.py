@@ -533,19 +533,17 @@ def global_parameters(model: torch.nn.Module | None = None) -> Iterator[GlobalIn
         saved = []
         version = 0
         for driver in session.drivers:
-            frame = driver.end.fetch()
+            frame = driver.end.fetch(lend=True)
             driver.buffers.gather()
-            saved.append(
-                (driver.params.save(), driver.buffers.floats.copy(), driver.buffers.counts.copy())
-            )
-            driver.params.assign(frame.params)
+            floats, counts = driver.buffers.floats.copy(), driver.buffers.counts.copy()
+            saved.append((driver.params.swap(frame.params), floats, counts))
             driver.buffers.assign(frame.floats, frame.counts)
             version = frame.read_reply().version
         try:
             yield GlobalInfo(version, time.monotonic() - start)
         finally:
-            for driver, (params, floats, counts) in zip(session.drivers, saved, strict=True):
-                driver.params.load(params)
+            for driver, (back, floats, counts) in zip(session.drivers, saved, strict=True):
+                back()
                 driver.buffers.assign(floats, counts)
 
 

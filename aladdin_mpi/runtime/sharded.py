@@ -93,10 +93,10 @@ class ShardedEnd:
         first = ends[0].layout
         self._whole = FrameLayout(sum(sizes), first.floats, first.counts).new_frame()
 
-    def fetch(self) -> Frame:
+    def fetch(self, lend: bool = False) -> Frame:
         """The global parameters and buffers, until the next call; waits for all servers."""
         for end in self.ends:
-            end.ask_copy()
+            end.ask_copy(lend)
         return self.assemble([end.wait_copy() for end in self.ends])
 
     def assemble(self, frames: Sequence[Frame]) -> Frame:
