@@ -75,6 +75,7 @@ class WorkerChannel:
         self._frames = [self._push_layout.new_frame() for _ in range(self.slots)]
         self._queued_at = [0.0] * self.slots
         self._times = [[0.0, 0.0] for _ in range(self.slots)]  # put began, published
+        self._nbytes = [self._push_layout.frame_bytes] * self.slots
         self._waiting: deque[tuple[int, int]] = deque()
         self._early: int | None = None  # where the elements begin that were sent early
         self._ready: deque[Received] = deque()
@@ -182,7 +183,12 @@ class WorkerChannel:
                 self._box.put(self.layout.floats_at, self.layout.frame_bytes)
                 self._box.finish()
             else:
-                self._box.start(frame.raw, sequence)
+                self._box.begin(frame.raw, sequence)
+                parts = frame.parts()
+                for start, stop in parts:
+                    self._box.put(start, stop)
+                self._box.finish()
+                self._nbytes[sequence % self.slots] = sum(b - a for a, b in parts)
             self._sending = sequence
         if self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
@@ -209,8 +215,7 @@ class WorkerChannel:
         self.acknowledged = notice.sequence
         self.changed.set()
         return SendTimes(
-            queued, began - queued, published - began, now - published,
-            self._push_layout.frame_bytes,
+            queued, began - queued, published - began, now - published, self._nbytes[at]
         )  # fmt: skip
 
     @property

@@ -7,7 +7,8 @@ Interspeech 2014; Karimireddy et al., ICML 2019)::
     d = encode(x − r),   r ← r + decode(d)
 
 The server merges straight from the encoded form.  What is sent as it is (gradients, elastic
-differences) is rounded to 16 bits and not fed back.
+differences) is rounded to 16 bits and not fed back; the largest elements of gradients need the
+memory of :mod:`aladdin_mpi.core.dgc`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ import numpy as np
 from aladdin_mpi.core import jit, kernels, narrow
 from aladdin_mpi.errors import ConfigError
 
-__all__ = ["PLAIN", "Encoding", "TopK", "find", "warm_up"]
+__all__ = [
+    "PLAIN",
+    "Dgc",
+    "Encoding",
+    "Sparse",
+    "TopK",
+    "find",
+    "first_of",
+    "sampled",
+    "threshold",
+    "warm_up",
+]
 
 _ALIGN = 64
 _SAMPLE = 1 << 14
@@ -40,6 +52,9 @@ class Encoding(Protocol):
 
     def view(self, raw: np.ndarray, size: int) -> Any:
         """The payload in these bytes."""
+
+    def used(self, payload: Any) -> tuple[tuple[int, int], ...]:
+        """[bytes] ``(start, stop)`` of the stretches of the payload that say something."""
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: Any, turn: int) -> None:
         """``payload = encode(p − r)``, ``r += decode(payload)``; p is used up.  ``turn`` counts."""
@@ -68,6 +83,9 @@ class Float32:
 
     def view(self, raw: np.ndarray, size: int) -> np.ndarray:
         return raw[: 4 * size].view(np.float32)
+
+    def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
+        return ((0, payload.nbytes),)
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
         kernels.take_difference(p, r)
@@ -99,6 +117,9 @@ class Half:
     def view(self, raw: np.ndarray, size: int) -> np.ndarray:
         return raw[: 2 * size].view(np.uint16)
 
+    def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
+        return ((0, payload.nbytes),)
+
     def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
         getattr(narrow, f"take_{self.name}")(p, r, payload)
 
@@ -119,25 +140,22 @@ class Half:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A payload of :class:`TopK`: how many elements, which ones, their values."""
+    """A payload of :class:`TopK` and :class:`Dgc`: how many elements, which ones, their values."""
 
     count: np.ndarray
     index: np.ndarray
     value: np.ndarray
 
 
-@dataclass(frozen=True)
-class TopK:
-    """The largest elements, each with its place: 8 bytes for ``fraction`` of them.
+class _Largest:
+    """The largest elements, each with its place, in the room for ``room`` of all."""
 
-    Which are the largest is estimated by a sample, so that their number differs a little from push
-    to push; where it exceeds the room, another place comes first every time.
-    """
-
-    fraction: float
+    @property
+    def room(self) -> float:
+        raise NotImplementedError
 
     def items(self, size: int) -> int:
-        return max(1, math.ceil(self.fraction * size))
+        return max(1, math.ceil(self.room * size))
 
     def nbytes(self, size: int) -> int:
         return _ALIGN + 2 * _up(4 * self.items(size))
@@ -148,16 +166,9 @@ class TopK:
         value = raw[_ALIGN + half :][: 4 * k].view(np.float32)
         return Sparse(raw[:8].view(np.int64), index, value)
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
-        narrow.subtract(p, r)
-        stride = max(1, p.size // _SAMPLE) | 1  # odd: rows have even lengths
-        sample = np.abs(p[turn * 5 % stride :: stride])
-        rank = max(0, sample.size - max(1, round(self.fraction * sample.size)))
-        threshold = float(np.partition(sample, rank)[rank])
-        first = (turn * 7919 * 64) % p.size
-        payload.count[0] = narrow.take_sparse(
-            p, r, max(threshold, 1e-38), first, payload.index, payload.value
-        )
+    def used(self, payload: Sparse) -> tuple[tuple[int, int], ...]:
+        count, second = 4 * int(payload.count[0]), _ALIGN + _up(payload.index.nbytes)
+        return (0, _ALIGN + count), (second, second + count)
 
     def encode(self, p: np.ndarray, payload: Sparse) -> None:
         raise NotImplementedError("what is not sent would be lost")
@@ -174,32 +185,123 @@ class TopK:
         return kernels.count_nonfinite(payload.value, a, stop)
 
 
+@dataclass(frozen=True)
+class TopK(_Largest):
+    """The largest elements, each with its place: 8 bytes for ``fraction`` of them.
+
+    Which are the largest is estimated by a sample, so that their number differs a little from push
+    to push; where it exceeds the room, another place comes first every time.
+    """
+
+    fraction: float
+
+    @property
+    def room(self) -> float:
+        return self.fraction
+
+    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
+        narrow.subtract(p, r)
+        least = threshold(np.abs(p[sampled(p.size, turn)]), self.fraction)
+        first = first_of(p.size, turn)
+        payload.count[0] = narrow.take_sparse(p, r, least, first, payload.index, payload.value)
+
+
+@dataclass(frozen=True)
+class Dgc(_Largest):
+    """The largest elements of gradients, by the memory of :mod:`aladdin_mpi.core.dgc`.
+
+    During the first ``warmup`` iterations more are sent: a quarter of all, a sixteenth, and so on
+    while that is more than ``fraction``, each for as long.  The payload has room for the most, and
+    what is used of it travels.
+    """
+
+    fraction: float
+    warmup: int = 0
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """The fractions of the warm-up."""
+        found: list[float] = []
+        while self.warmup and 0.25 ** (len(found) + 1) > self.fraction:
+            found.append(0.25 ** (len(found) + 1))
+        return tuple(found)
+
+    @property
+    def room(self) -> float:
+        return max((self.fraction, *self.stages))
+
+    def fraction_at(self, iteration: int) -> float:
+        """Of the elements, in an iteration of the worker, from 0."""
+        stages = self.stages
+        if iteration >= self.warmup or not stages:
+            return self.fraction
+        return stages[iteration * len(stages) // self.warmup]
+
+    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
+        raise NotImplementedError("its memory is not a reference")
+
+
 PLAIN = Float32()
 
 
 def find(wire: str) -> Encoding:
-    """The encoding called ``float32``, ``bfloat16``, ``float16`` or ``topk:FRACTION``.
+    """The encoding called ``float32``, ``bfloat16``, ``float16``, ``topk:FRACTION`` or
+    ``dgc:FRACTION[:ITERATIONS]``.
 
     Raises
     ------
     ConfigError
     """
-    name, _, fraction = wire.partition(":")
+    name, *numbers = wire.split(":")
     if wire == "float32":
         return PLAIN
     if wire in ("bfloat16", "float16"):
         return Half(wire)
-    if name == "topk":
-        try:
-            if 0 < float(fraction) <= 0.5:
-                return TopK(float(fraction))
-        except ValueError:
-            pass
+    if name not in ("topk", "dgc"):
         raise ConfigError(
-            f"--wire {wire}: give topk:FRACTION, such as topk:0.01, above 0 and up to 0.5 (8 bytes "
-            "an element: beyond that float32 is smaller)"
+            f"--wire {wire}: choose from float32, bfloat16, float16, topk:FRACTION, "
+            "dgc:FRACTION[:ITERATIONS]"
         )
-    raise ConfigError(f"--wire {wire}: choose from float32, bfloat16, float16, topk:FRACTION")
+    try:
+        fraction, warmup = float(numbers[0]), int(numbers[1]) if numbers[1:] else 0
+        good = 0 < fraction <= 0.5 and len(numbers) <= (1 if name == "topk" else 2)
+    except (ValueError, IndexError):
+        good = False
+    if not good:
+        form = "topk:FRACTION, such as topk:0.01"
+        if name == "dgc":
+            form = "dgc:FRACTION or dgc:FRACTION:ITERATIONS, such as dgc:0.01 or dgc:0.01:1000"
+        raise ConfigError(
+            f"--wire {wire}: give {form}, FRACTION above 0 and up to 0.5 (8 bytes an element: "
+            "beyond that float32 is smaller)"
+        )
+    if name == "topk":
+        return TopK(fraction)
+    found = Dgc(fraction, warmup)
+    if warmup < len(found.stages) or (warmup and not found.stages):
+        raise ConfigError(
+            f"--wire {wire}: the warm-up sends 1/4, 1/16, 1/64, … of the elements while that is "
+            "more than FRACTION, each for at least one iteration; give more iterations, a FRACTION "
+            "below 0.25, or no warm-up"
+        )
+    return found
+
+
+def sampled(size: int, turn: int) -> slice:
+    """Which elements are the sample; ``turn`` makes it another one each time."""
+    stride = max(1, size // _SAMPLE) | 1  # odd: rows have even lengths
+    return slice(turn * 5 % stride, None, stride)
+
+
+def threshold(sample: np.ndarray, fraction: float) -> float:
+    """What ``fraction`` of a sample of absolute values reach; above 0, so that no 0 is sent."""
+    rank = max(0, sample.size - max(1, round(fraction * sample.size)))
+    return max(float(np.partition(sample, rank)[rank]), 1e-38)
+
+
+def first_of(size: int, turn: int) -> int:
+    """The place that is looked at first."""
+    return (turn * 7919 * 64) % size
 
 
 def _up(nbytes: int) -> int:
@@ -216,6 +318,8 @@ def _call_all() -> None:
             encoding.encode(p, payload)
         encoding.merge(p, [payload], [1.0], 0, encoding.items(16))
         encoding.count_nonfinite(payload, 0, encoding.items(16))
+    g, u, v = (np.zeros(16, np.float32) for _ in range(3))
+    narrow.take_corrected(g, u, v, 0.5, 1.0, 0, 1, payload.index, payload.value)
 
 
 def warm_up() -> float:

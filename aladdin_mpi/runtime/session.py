@@ -202,7 +202,8 @@ def init(
     server_placement : {'first', 'spread'}
         The first ranks serve, or the first one of each of some nodes, at equal distances.
     wire : str
-        How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"topk:FRACTION"``.
+        How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, and the largest elements of
+        updates, ``"topk:FRACTION"``, or of gradients, ``"dgc:FRACTION[:ITERATIONS]"``.
     **options
         The algorithm's options, such as ``period=4``.
 
@@ -366,7 +367,7 @@ def DistributedOptimizer(
         raise ModelError("DistributedOptimizer needs the model, or named_parameters")
     applied = "server_applies" in session.algorithm.traits
     if applied:
-        check_sgd(optimizer, session.algorithm.name)
+        check_sgd(optimizer, session.algorithm.name, session.settings.wire)
     count = len(optimizer.param_groups)
     gradients = applied or getattr(session.options, "push", "") == "gradient"
     if gradients and count > MAX_GROUPS:
@@ -406,10 +407,11 @@ def DistributedOptimizer(
     worker = (
         ShardedWorker(algorithm, params, ranges, gradients) if sharded else algorithm(params)
     )  # fmt: skip
-    if restart is not None:
-        restore_state(restart, session.algorithm.topology, len(session.drivers), optimizer, worker)
     if served:
-        make_port: Callable[..., Any] = ShardedPort if sharded else WorkerPort
+        momentum = getattr(session.options, "server_momentum", spec.momentum)
+        make_port: Callable[..., Any] = partial(
+            ShardedPort if sharded else WorkerPort, momentum=momentum
+        )
     else:
         make_port = partial(PeerPort, seed=session.settings.seed)
     driver = Driver(
@@ -418,6 +420,9 @@ def DistributedOptimizer(
         make_port,
         session.settings.slow_worker.get(rank(), 1.0),
     )  # fmt: skip
+    if restart is not None:
+        at = len(session.drivers)
+        restore_state(restart, session.algorithm.topology, at, optimizer, worker, driver.port)
     backend = getattr(session.options, "backend", None)
     if backend is not None:
         gain = Gain(size()) if session.options.adascale else None

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from aladdin_mpi.algorithms import find
 from aladdin_mpi.algorithms.base import Topology
 from aladdin_mpi.config import RunConfig
+from aladdin_mpi.core.encoding import Dgc
+from aladdin_mpi.core.encoding import find as find_encoding
 from aladdin_mpi.core.schedule import Schedule
 from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.optim import LAMB, LARS
@@ -161,6 +163,9 @@ class _Training:
             self.compute = EmulatedCompute(self.model, config.emulate_compute / 1e3)
         else:
             self.compute = Compute(self.model, self.place, config.accumulate)
+        self.clip_norm = config.clip_norm or 0.0
+        if isinstance(find_encoding(config.wire), Dgc):  # local clipping: one of n gradients
+            self.clip_norm /= math.sqrt(am.size())
         self.iterations = am.iteration()
         self.batches = 0
 
@@ -211,8 +216,7 @@ class _Training:
         self.iterations += 1
 
     def _clip(self) -> None:
-        assert self.config.clip_norm is not None
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
 
     def _evaluate(self, epoch: int) -> None:
         """Worker 0 evaluates the global model, outside the timed step; the others go on."""
