@@ -61,10 +61,10 @@ GRADIENTS = {
     "asp": ("--algorithm", "asp"),
     "paper preset": ("--preset", "paper"),
 }
-DGC = {
-    f"{name}{wire and ', ' + wire}": (*options, "--wire", wire or "float32")
-    for name, options in GRADIENTS.items()
-    for wire in ("", "dgc:0.01", "dgc:0.01:234")  # 234 iterations of a worker are an epoch
+DGC = GRADIENTS | {
+    f"{name}, {wire}": (*GRADIENTS[name], "--wire", wire)
+    for wire in ("dgc:0.01:234", "dgc:0.01")  # 234 iterations of a worker are an epoch
+    for name in GRADIENTS
 }
 
 
