@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from aladdin_mpi.core import narrow
-from aladdin_mpi.core.encoding import Dgc, first_of, sampled, threshold
+from aladdin_mpi.core.sparse import Dgc, first_of, sampled, threshold
 from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame
 

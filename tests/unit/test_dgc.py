@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from teams import CLOSE, Case, cases, mixed, run, towards, toy
 
 from aladdin_mpi.algorithms import find as find_algorithm
+from aladdin_mpi.config import RunConfig
 from aladdin_mpi.core.dgc import GradientMemory
 from aladdin_mpi.core.encoding import Dgc, find
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.runtime.options import check_wire, configure
+from aladdin_mpi.runtime.train import largest_norm
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -171,6 +173,13 @@ def test_bsp_repeats_to_the_bit() -> None:
     training = Case("bsp", 3).toy(mixed, momentum=0.9, wire="dgc:0.1:5", lr=0.02)
     once, again = run(2, training), run(2, training)
     assert np.array_equal(once[0].final, again[0].final)
+
+
+def test_each_worker_clips_at_a_norm_that_is_smaller_by_the_root_of_n() -> None:
+    config = RunConfig(algorithm="bsp", clip_norm=3.0, wire="dgc:0.01")
+    assert largest_norm(config, 9) == 1.0
+    assert largest_norm(config.model_copy(update={"wire": "float32"}), 9) == 3.0
+    assert largest_norm(config.model_copy(update={"clip_norm": None}), 9) is None
 
 
 @pytest.mark.parametrize("name", ["asp", "bsp", "ssp"])
