@@ -4,10 +4,10 @@
 
 ALADDIN with a server and 8 workers on one host, 1, 10 and 100 MB of parameters.  Computing is
 *emulated*, a sleep.  Each thread's time is split exactly: the functions of the hot path are
-wrapped, and what a function does not hand on to another counts as its own.  Rates are those of the
-time that a thread had a core; they count what is read and written: a merge of k pushes k + 2
-payloads, a copy 2, a search for NaN 1.  A second job of each size traces allocations, from after
-its first steps.
+wrapped, and what a function does not hand on to another counts as its own.  Shares are those of
+the clock; times per push or step, and rates, those for which the thread had a core.  Rates count
+what is read and written: a merge of k pushes k + 2 payloads, a copy 2, a search for NaN 1.  A
+second job of each size traces allocations.  The first half of the steps does not count.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from launching import mpirun
 from aladdin_mpi.core import kernels
 
 WORKERS = 8
-SIZES = {1: (20, 400), 10: (100, 120), 100: (1500, 32)}
+SIZES = {1: (20, 400), 10: (100, 160), 100: (1500, 40)}
 """[MB]: [ms] of computing, steps."""
 
-SKIP = 0.25
+SKIP = 0.5
 """Share of the steps, at the start, that does not count."""
 
 
@@ -268,24 +268,29 @@ def measure(megabytes: float, compute_ms: float, steps: int, traced: bool) -> li
     return found
 
 
-def shares(rows: list[dict[str, Any]], thread: str) -> dict[str, float]:
-    """Share of a thread's time by label, mean over processes; the largest first."""
-    found: Counter[str] = Counter()
+def split(rows: list[dict[str, Any]], thread: str, per: str) -> dict[str, str]:
+    """By label, the largest first: share of a thread's time, and time with a core for each push or
+    step; means over processes.
+    """
+    wall: Counter[str] = Counter()
+    core: Counter[str] = Counter()
     for row in rows:
-        wall = row["threads"][thread]["wall"]
-        total = sum(wall.values())
-        for label, took in wall.items():
-            found[label] += took / total / len(rows)
-    return dict(found.most_common())
+        one = row["threads"][thread]
+        total = sum(one["wall"].values())
+        for label, took in one["wall"].items():
+            wall[label] += took / total / len(rows)
+            core[label] += one["core"][label] / row[per] / len(rows)
+    return {
+        label: f"{share:.1%}, {1e3 * core[label]:.3f} ms" for label, share in wall.most_common()
+    }
 
 
-def table(title: str, columns: dict[int, dict[str, Any]], form: str) -> None:
+def table(title: str, columns: dict[int, dict[str, str]]) -> None:
     """Print rows of labels against the sizes."""
     click.echo(f"\n| {title} | " + " | ".join(f"{size} MB" for size in columns) + " |")
     click.echo("|---" * (len(columns) + 1) + "|")
     for label in dict.fromkeys(label for column in columns.values() for label in column):
-        values = [column.get(label, 0.0) for column in columns.values()]
-        cells = (value if isinstance(value, str) else form.format(value) for value in values)
+        cells = (column.get(label, "–") for column in columns.values())
         click.echo(f"| {label} | " + " | ".join(cells) + " |")
 
 
@@ -304,10 +309,6 @@ def rates(server: dict[str, Any]) -> dict[str, str]:
         "merging, to that": f"{merge / copy:.2f}",
         "searching for NaN, to that": f"{search / copy:.2f}",
         "copying replies, to that": f"{reply / copy:.2f}",
-        "a core's time per push [ms]": (
-            f"{1e3 * sum(t for label, t in core.items() if label != 'idle') / server['pushes']:.3f}"
-        ),
-        "of it the loop's own [ms]": f"{1e3 * core[LOOP] / server['pushes']:.3f}",
     }
 
 
@@ -338,15 +339,14 @@ def main(context: click.Context, chosen: tuple[str, ...]) -> None:
         return
     sizes = [int(size) for size in chosen] or list(SIZES)
     timed, traced = ({s: measure(s, *SIZES[s], trace) for s in sizes} for trace in (False, True))
-    table("share of the server's time", {s: shares(timed[s][:1], "MainThread") for s in sizes},
-          "{:.1%}")  # fmt: skip
-    table("the server's passes", {s: rates(timed[s][0]) for s in sizes}, "{}")
-    for title, thread in (
-        ("share of a training thread's time", "MainThread"),
-        ("share of a communication thread's time", "aladdin-sender"),
+    for title, rows, thread, per in (
+        ("server: share, per push", slice(1), "MainThread", "pushes"),
+        ("training thread: share, per step", slice(1, None), "MainThread", "steps"),
+        ("communication thread: share, per step", slice(1, None), "aladdin-sender", "steps"),
     ):
-        table(title, {s: shares(timed[s][1:], thread) for s in sizes}, "{:.2%}")
-    table("allocation", {s: allocations(traced[s], timed[s]) for s in sizes}, "{}")
+        table(title, {s: split(timed[s][rows], thread, per) for s in sizes})
+    table("the server's passes", {s: rates(timed[s][0]) for s in sizes})
+    table("allocation", {s: allocations(traced[s], timed[s]) for s in sizes})
     computing = ", ".join(f"{SIZES[s][0]} ms with {s} MB" for s in sizes)
     click.echo(f"\nEmulated computing: {computing}. Load at the end: {os.getloadavg()[0]:.1f}.")
 
