@@ -80,7 +80,10 @@ class RunConfig(BaseModel):
         "Servers", "memory", "cut into equal parts, or keep layers whole"
     )
     wire: str = _field(
-        "Servers", "float32", "how pushes travel: float32, bfloat16, float16 or topk:FRACTION"
+        "Servers",
+        "float32",
+        "how pushes travel: float32, bfloat16, float16, topk:FRACTION (of updates) or "
+        "dgc:FRACTION[:ITERATIONS] (of gradients)",
     )
     merge_on_node: bool = _field(
         "Servers", False, "on every node, one rank more merges what its workers push"

@@ -256,8 +256,8 @@ class ChannelSpec(NamedTuple):
 
     ``entries`` and ``buffers`` hold name and kind of every parameter and buffer, ``ranges`` the
     stretches ``(start, stop, group)`` of the flat vector, ``options`` the algorithm and its
-    options as text; ``momentum`` and ``weight_decay`` are the local optimizer's; ``wire`` is how
-    pushes are encoded.
+    options as text; ``momentum`` and ``weight_decay`` are those of the server's steps where the
+    algorithm does not say: the local optimizer's; ``wire`` is how pushes are encoded.
     """
 
     entries: tuple[tuple[str, str], ...]

@@ -5,14 +5,16 @@
 Fashion-MNIST, a small CNN, 4 workers with 64 samples a batch each, 3 epochs, paired seeds.  First
 the best learning rate of single-process SGD (batch 256) on a grid, by seed 0; then, at that rate,
 SGD with all seeds, ALADDIN, the paper's preset, ALADDIN with each improvement off in turn, and with
-each way to send fewer bytes (``--wire``); then ResNet-20 with batch norm; then every algorithm
-(``algorithms.py``).  Every run adds a line to ``accuracy.csv`` or ``algorithms.csv``; a run that is
-there is not made again, so the command can be stopped and started at will.
+each way to send fewer bytes (``--wire``); then pushed gradients without and with deep gradient
+compression; then ResNet-20 with batch norm; then every algorithm (``algorithms.py``).  Every run
+adds a line to ``accuracy.csv`` or ``algorithms.csv``; a run that is there is not made again, so the
+command can be stopped and started at will.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import shutil
 import statistics
@@ -35,7 +37,10 @@ GRID = (0.01, 0.02, 0.05, 0.1, 0.2)
 BEST = 0.05
 """What the grid gave, where it is not run."""
 
-FIELDS = ("model", "name", "lr", "seed", "epochs", "accuracy", "loss", "seconds", "per_push")
+FIELDS = (
+    "model", "name", "lr", "seed", "epochs", "accuracy", "loss", "seconds", "per_push",
+    "push_bytes",
+)  # fmt: skip
 ABLATION = {
     "aladdin": (),
     "paper preset": ("--preset", "paper"),
@@ -51,9 +56,22 @@ WIRES = {
     f"wire {wire}": ("--wire", wire) for wire in ("bfloat16", "float16", "topk:0.1", "topk:0.01")
 }
 
+GRADIENTS = {
+    "bsp": ("--algorithm", "bsp"),
+    "asp": ("--algorithm", "asp"),
+    "paper preset": ("--preset", "paper"),
+}
+DGC = GRADIENTS | {
+    f"{name}, {wire}": (*GRADIENTS[name], "--wire", wire)
+    for wire in ("dgc:0.01:234", "dgc:0.01")  # 234 iterations of a worker are an epoch
+    for name in GRADIENTS
+}
+
 
 class Result(NamedTuple):
-    """A row of the table; ``per_push`` is iterations per push, 1 without coalescing."""
+    """A row of the table; ``per_push`` is iterations per push, 1 without coalescing, and
+    ``push_bytes`` the mean of what a push put [bytes].
+    """
 
     model: str
     name: str
@@ -64,6 +82,7 @@ class Result(NamedTuple):
     loss: float
     seconds: float
     per_push: float
+    push_bytes: float = math.nan
 
 
 class Table:
@@ -80,6 +99,7 @@ class Table:
                             r["model"], r["name"], float(r["lr"]), int(r["seed"]),
                             int(r["epochs"]), float(r["accuracy"]), float(r["loss"]),
                             float(r["seconds"]), float(r["per_push"]),
+                            float(r.get("push_bytes") or "nan"),
                         )
                     )  # fmt: skip
 
@@ -91,12 +111,10 @@ class Table:
 
     def add(self, row: Result) -> None:
         self.rows.append(row)
-        new = not self.path.exists()
-        with self.path.open("a", newline="") as file:
+        with self.path.open("w", newline="") as file:
             writer = csv.writer(file)
-            if new:
-                writer.writerow(FIELDS)
-            writer.writerow(row)
+            writer.writerow(FIELDS)
+            writer.writerows(self.rows)
 
     def mean(self, model: str, name: str, lr: float) -> tuple[float, float, int]:
         """Mean accuracy, its deviation over seeds, and how many."""
@@ -176,17 +194,18 @@ def distributed(
     del run
     with open_rank_file(rank_path(folder, 1)) as file:
         last = file["evals"][-1]
-    iterations = pushes = 0
+    iterations = pushes = nbytes = 0
     seconds = 0.0
     for rank in range(1, WORKERS + 1):
         with open_rank_file(rank_path(folder, rank)) as file:
             steps = file["steps"][:]
+            nbytes += int(file["sends"][:]["bytes"].sum())
         iterations += len(steps)
         pushes += int((steps["iterations_in_push"] > 0).sum())
         seconds = max(seconds, float(steps["step_s"].sum()))
     return Result(
         model, name, lr, seed, epochs, float(last["accuracy"]), float(last["loss"]), seconds,
-        iterations / max(pushes, 1),
+        iterations / max(pushes, 1), nbytes / max(pushes, 1),
     )  # fmt: skip
 
 
@@ -200,7 +219,7 @@ def report(table: Table, seeds: list[int], best: float) -> None:
     base = table.mean("cnn", "single process", best)[0]
     click.echo(f"\n| at η = {best} | test accuracy | points to single process | iterations/push |")
     click.echo("|---|---|---|---|")
-    for name in (*ABLATION, *WIRES):
+    for name in (*ABLATION, *WIRES, *(name for name in DGC if name not in ABLATION)):
         mean, deviation, count = table.mean("cnn", name, best)
         if count:
             rows = [r for r in table.rows if (r.model, r.name, r.lr) == ("cnn", name, best)]
@@ -209,6 +228,18 @@ def report(table: Table, seeds: list[int], best: float) -> None:
                 f"| {name} | {mean:.4f} ± {deviation:.4f} (n={count}) | {100 * (mean - base):+.2f} "
                 f"| {per_push:.2f} |"
             )
+    click.echo(f"\n| gradients at η = {best} | bytes of a push over float32's | test accuracy |")
+    click.echo("|---|---|---|")
+    for name in DGC:
+        mean, deviation, count = table.mean("cnn", name, best)
+        sizes = {
+            one: [r.push_bytes for r in table.rows if (r.model, r.name, r.lr) == ("cnn", one, best)]
+            for one in (name, "bsp")
+        }
+        if count and sizes["bsp"]:
+            whole = statistics.mean(sizes["bsp"])
+            share = 1.0 if name in GRADIENTS else statistics.mean(sizes[name]) / whole
+            click.echo(f"| {name} | {share:.3f} | {mean:.4f} ± {deviation:.4f} (n={count}) |")
     for row in table.rows:
         if row.model == "resnet20":
             click.echo(f"\nResNet-20, {row.name}, seed {row.seed}: {row.accuracy:.4f}")
@@ -220,13 +251,13 @@ def report(table: Table, seeds: list[int], best: float) -> None:
 @click.option("--epochs", type=int, default=3, show_default=True)
 @click.option(
     "--only", multiple=True,
-    type=click.Choice(["grid", "ablation", "wires", "resnet", "algorithms", "report"]),
+    type=click.Choice(["grid", "ablation", "wires", "dgc", "resnet", "algorithms", "report"]),
 )  # fmt: skip
 def main(out: Path, seeds: int, epochs: int, only: tuple[str, ...]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     out.mkdir(parents=True, exist_ok=True)
     table = Table(out / "accuracy.csv")
-    chosen = only or ("grid", "ablation", "wires", "resnet", "algorithms", "report")
+    chosen = only or ("grid", "ablation", "wires", "dgc", "resnet", "algorithms", "report")
     numbers = list(range(seeds))
 
     def alone(lr: float, seed: int) -> None:
@@ -245,6 +276,7 @@ def main(out: Path, seeds: int, epochs: int, only: tuple[str, ...]) -> None:
         for seed in numbers:
             alone(best, seed)
     variants = (ABLATION if "ablation" in chosen else {}) | (WIRES if "wires" in chosen else {})
+    variants |= DGC if "dgc" in chosen else {}
     for name, options in variants.items():
         for seed in numbers:
             if table.find("cnn", name, best, seed) is None:

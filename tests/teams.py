@@ -182,7 +182,8 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
                 getattr(training.config(), "push", "") == "gradient"
             )
             worker = ShardedWorker(algorithm, params, ranges, gradients)
-        make_port = ShardedPort if sharded else WorkerPort
+        momentum = getattr(training.config(), "server_momentum", training.momentum)
+        make_port = partial(ShardedPort if sharded else WorkerPort, momentum=momentum)
         driver = Driver(
             optimizer, params, buffers, worker, end, link, clock, recorder, num_workers, "skip",
             lambda text: None, make_port if served else partial(PeerPort, seed=0),

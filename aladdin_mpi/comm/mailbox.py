@@ -21,6 +21,7 @@ stopped; so only a worker's communication thread sends.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -168,11 +169,18 @@ class Outbox:
         """A message was begun and is not published yet."""
         return self._sequence != 0
 
-    def start(self, raw: np.ndarray, sequence: int) -> None:
-        """Begin to send a whole frame; see :meth:`begin`."""
+    def start(
+        self, raw: np.ndarray, sequence: int, stretches: Sequence[tuple[int, int]] = ()
+    ) -> int:
+        """Begin to send a frame, or only some ``(start, stop)`` of it; see :meth:`begin`.  Returns
+        how many bytes.
+        """
         self.begin(raw, sequence)
-        self.put(0, raw.size)
+        stretches = stretches or [(0, raw.size)]
+        for start, stop in stretches:
+            self.put(start, stop)
         self._whole = True
+        return sum(stop - start for start, stop in stretches)
 
     def begin(self, raw: np.ndarray, sequence: int) -> None:
         """Begin a message whose frame, ``raw``, is put range by range, as it becomes ready.

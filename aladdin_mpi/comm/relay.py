@@ -77,11 +77,13 @@ class RelayChannel:
             return None
         return self._frames[(self._submitted + 1) % self.slots]
 
-    def submit(self, frame: Frame, count: int) -> None:
-        """Send :meth:`next_frame`, whose payload and ``count`` parts are filled in."""
+    def submit(self, frame: Frame, count: int) -> int:
+        """Send :meth:`next_frame`, whose payload and ``count`` parts are filled in; returns how
+        many bytes.
+        """
         self._submitted += 1
         frame.write_merged(self._link.relay, self._submitted, count)
-        self._box.start(frame.raw, self._submitted)
+        return self._box.start(frame.raw, self._submitted, frame.stretches())
 
     def free_slot(self, sequence: int) -> None:
         """The server needs a message no longer."""

@@ -78,6 +78,7 @@ class WorkerChannel:
         self._frames = [self._push_layout.new_frame() for _ in range(self.slots)]
         self._queued_at = [0.0] * self.slots
         self._times = [[0.0, 0.0] for _ in range(self.slots)]  # put began, published
+        self._nbytes = [self._push_layout.frame_bytes] * self.slots
         self._waiting: deque[tuple[int, int]] = deque()
         self._early: int | None = None  # where the elements begin that were sent early
         self._ready: deque[Received] = deque()
@@ -195,7 +196,9 @@ class WorkerChannel:
                 self._box.put(self._push_layout.floats_at, self._push_layout.frame_bytes)
                 self._box.finish()
             else:
-                self._box.start(frame.raw, sequence)
+                self._nbytes[sequence % self.slots] = self._box.start(
+                    frame.raw, sequence, frame.stretches()
+                )
             self._sending = sequence
         if self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
@@ -223,8 +226,7 @@ class WorkerChannel:
         self.acknowledged = notice.sequence
         self.changed.set()
         return SendTimes(
-            queued, began - queued, published - began, now - published,
-            self._push_layout.frame_bytes,
+            queued, began - queued, published - began, now - published, self._nbytes[at]
         )  # fmt: skip
 
     @property

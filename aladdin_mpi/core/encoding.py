@@ -7,12 +7,12 @@ Interspeech 2014; Karimireddy et al., ICML 2019)::
     d = encode(x − r),   r ← r + decode(d)
 
 The server merges straight from the encoded form.  What is sent as it is (gradients, elastic
-differences) is rounded to 16 bits and not fed back.
+differences) is rounded to 16 bits and not fed back; the largest elements of gradients need the
+memory of :mod:`aladdin_mpi.core.dgc`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,13 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from aladdin_mpi.core import jit, kernels, narrow
+from aladdin_mpi.core.sparse import Dgc, TopK, up
 from aladdin_mpi.errors import ConfigError
 
-__all__ = ["PLAIN", "Encoding", "TopK", "find", "warm_up"]
-
-_ALIGN = 64
-_SAMPLE = 1 << 14
-"""Elements by which the threshold of the largest ones is estimated."""
+__all__ = ["PLAIN", "Dgc", "Encoding", "TopK", "find", "warm_up"]
 
 
 class Encoding(Protocol):
@@ -40,6 +37,9 @@ class Encoding(Protocol):
 
     def view(self, raw: np.ndarray, size: int) -> Any:
         """The payload in these bytes."""
+
+    def used(self, payload: Any) -> tuple[tuple[int, int], ...]:
+        """[bytes] ``(start, stop)`` of the stretches of the payload that say something."""
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: Any, turn: int) -> None:
         """``payload = encode(p − r)``, ``r += decode(payload)``; p is used up.  ``turn`` counts."""
@@ -61,13 +61,16 @@ class Float32:
     """As it is: the payload is the staging vector itself."""
 
     def nbytes(self, size: int) -> int:
-        return _up(4 * size)
+        return up(4 * size)
 
     def items(self, size: int) -> int:
         return size
 
     def view(self, raw: np.ndarray, size: int) -> np.ndarray:
         return raw[: 4 * size].view(np.float32)
+
+    def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
+        return ((0, payload.nbytes),)
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
         kernels.take_difference(p, r)
@@ -91,13 +94,16 @@ class Half:
     name: str
 
     def nbytes(self, size: int) -> int:
-        return _up(2 * size)
+        return up(2 * size)
 
     def items(self, size: int) -> int:
         return size
 
     def view(self, raw: np.ndarray, size: int) -> np.ndarray:
         return raw[: 2 * size].view(np.uint16)
+
+    def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
+        return ((0, payload.nbytes),)
 
     def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
         getattr(narrow, f"take_{self.name}")(p, r, payload)
@@ -117,93 +123,50 @@ class Half:
         return int(narrow.count_nonfinite(payload, exponent, a, b))
 
 
-@dataclass(frozen=True)
-class Sparse:
-    """A payload of :class:`TopK`: how many elements, which ones, their values."""
-
-    count: np.ndarray
-    index: np.ndarray
-    value: np.ndarray
-
-
-@dataclass(frozen=True)
-class TopK:
-    """The largest elements, each with its place: 8 bytes for ``fraction`` of them.
-
-    Which are the largest is estimated by a sample, so that their number differs a little from push
-    to push; where it exceeds the room, another place comes first every time.
-    """
-
-    fraction: float
-
-    def items(self, size: int) -> int:
-        return max(1, math.ceil(self.fraction * size))
-
-    def nbytes(self, size: int) -> int:
-        return _ALIGN + 2 * _up(4 * self.items(size))
-
-    def view(self, raw: np.ndarray, size: int) -> Sparse:
-        k, half = self.items(size), _up(4 * self.items(size))
-        index = raw[_ALIGN:][: 4 * k].view(np.uint32)
-        value = raw[_ALIGN + half :][: 4 * k].view(np.float32)
-        return Sparse(raw[:8].view(np.int64), index, value)
-
-    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
-        narrow.subtract(p, r)
-        stride = max(1, p.size // _SAMPLE) | 1  # odd: rows have even lengths
-        sample = np.abs(p[turn * 5 % stride :: stride])
-        rank = max(0, sample.size - max(1, round(self.fraction * sample.size)))
-        threshold = float(np.partition(sample, rank)[rank])
-        first = (turn * 7919 * 64) % p.size
-        payload.count[0] = narrow.take_sparse(
-            p, r, max(threshold, 1e-38), first, payload.index, payload.value
-        )
-
-    def encode(self, p: np.ndarray, payload: Sparse) -> None:
-        raise NotImplementedError("what is not sent would be lost")
-
-    def merge(
-        self, target: np.ndarray, payloads: Sequence[Any], weights: Sequence[float], a: int, b: int
-    ) -> None:
-        for payload, weight in zip(payloads, weights, strict=True):
-            stop = min(b, int(payload.count[0]))
-            narrow.merge_sparse(target, payload.index, payload.value, float(weight), a, stop)
-
-    def count_nonfinite(self, payload: Sparse, a: int, b: int) -> int:
-        stop = max(a, min(b, int(payload.count[0])))
-        return kernels.count_nonfinite(payload.value, a, stop)
-
-
 PLAIN = Float32()
 
 
 def find(wire: str) -> Encoding:
-    """The encoding called ``float32``, ``bfloat16``, ``float16`` or ``topk:FRACTION``.
+    """The encoding called ``float32``, ``bfloat16``, ``float16``, ``topk:FRACTION`` or
+    ``dgc:FRACTION[:ITERATIONS]``.
 
     Raises
     ------
     ConfigError
     """
-    name, _, fraction = wire.partition(":")
+    name, *numbers = wire.split(":")
     if wire == "float32":
         return PLAIN
     if wire in ("bfloat16", "float16"):
         return Half(wire)
-    if name == "topk":
-        try:
-            if 0 < float(fraction) <= 0.5:
-                return TopK(float(fraction))
-        except ValueError:
-            pass
+    if name not in ("topk", "dgc"):
         raise ConfigError(
-            f"--wire {wire}: give topk:FRACTION, such as topk:0.01, above 0 and up to 0.5 (8 bytes "
-            "an element: beyond that float32 is smaller)"
+            f"--wire {wire}: choose from float32, bfloat16, float16, topk:FRACTION, "
+            "dgc:FRACTION[:ITERATIONS]"
         )
-    raise ConfigError(f"--wire {wire}: choose from float32, bfloat16, float16, topk:FRACTION")
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+    try:
+        fraction, warmup = float(numbers[0]), int(numbers[1]) if numbers[1:] else 0
+        good = 0 < fraction <= 0.5 and len(numbers) <= (1 if name == "topk" else 2)
+    except (ValueError, IndexError):
+        good = False
+    if not good:
+        form = "topk:FRACTION, such as topk:0.01"
+        if name == "dgc":
+            form = "dgc:FRACTION or dgc:FRACTION:ITERATIONS, such as dgc:0.01 or dgc:0.01:1000"
+        raise ConfigError(
+            f"--wire {wire}: give {form}, FRACTION above 0 and up to 0.5 (8 bytes an element: "
+            "beyond that float32 is smaller)"
+        )
+    if name == "topk":
+        return TopK(fraction)
+    found = Dgc(fraction, warmup)
+    if warmup < len(found.stages) or (warmup and not found.stages):
+        raise ConfigError(
+            f"--wire {wire}: the warm-up sends 1/4, 1/16, 1/64, … of the elements while that is "
+            "more than FRACTION, each for at least one iteration; give more iterations, a FRACTION "
+            "below 0.25, or no warm-up"
+        )
+    return found
 
 
 def _call_all() -> None:
@@ -216,6 +179,8 @@ def _call_all() -> None:
             encoding.encode(p, payload)
         encoding.merge(p, [payload], [1.0], 0, encoding.items(16))
         encoding.count_nonfinite(payload, 0, encoding.items(16))
+    g, u, v = (np.zeros(16, np.float32) for _ in range(3))
+    narrow.take_corrected(g, u, v, 0.5, 1.0, 0, 1, payload.index, payload.value)
 
 
 def warm_up() -> float:

@@ -21,6 +21,7 @@ __all__ = [
     "merge_sparse",
     "subtract",
     "take_bfloat16",
+    "take_corrected",
     "take_float16",
     "take_sparse",
 ]
@@ -177,6 +178,34 @@ def take_sparse(p, r, threshold, first, index, value):
                 value[found] = p[i]
                 r[i] += p[i]
                 found += 1
+    return found
+
+
+@jit.kernel
+def take_corrected(g, u, v, momentum, threshold, first, limit, index, value):
+    """``u = momentum u + g``, ``v += u``; the elements of v of at least ``threshold``, from
+    ``first`` on and around the end, ``limit`` at most: into ``index`` and ``value``, and u and v
+    become 0 there.  What is not a number is sent, too, so that it does not stay.
+
+    Returns how many.
+    """
+    m, t, zero = np.float32(momentum), np.float32(threshold), np.float32(0)
+    found = 0
+    for half in range(2):
+        begin, end = (first, g.size) if half == 0 else (0, first)
+        for a in range(begin, end, BLOCK):
+            size = min(BLOCK, end - a)
+            ga, ua, va = g[a:][:size], u[a:][:size], v[a:][:size]
+            for i in range(size):
+                ua[i] = m * ua[i] + ga[i]
+                va[i] += ua[i]
+            for i in range(size):
+                if not abs(va[i]) < t and found < limit:
+                    index[found] = np.uint32(a + i)
+                    value[found] = va[i]
+                    ua[i] = zero
+                    va[i] = zero
+                    found += 1
     return found
 
 

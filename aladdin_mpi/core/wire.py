@@ -32,6 +32,8 @@ __all__ = ["Arrival", "Frame", "FrameLayout"]
 _NO_RATES = np.zeros(MAX_GROUPS)
 _NOTHING = np.zeros(0, np.float32)
 _TURNS = count()
+_NEAR = 4096
+"""[bytes] of a gap that travels rather than make two parts."""
 
 
 def _up(offset: int) -> int:
@@ -93,20 +95,23 @@ class Frame:
     counts : ndarray of int64, shape (layout.counts,)
     parts : ndarray of FRAME_HEADER, shape (layout.parts,)
         Of the workers whose pushes were merged into this one, or whom a reply is for.
+    encoding : Encoding
+        Of the payload.
     """
 
     __slots__ = (
-        "_encoding", "_trailer", "counts", "floats", "header", "params", "parts", "payload", "raw",
+        "_tail", "_trailer", "counts", "encoding", "floats", "header", "params", "parts",
+        "payload", "raw",
     )  # fmt: skip
 
     def __init__(self, layout: FrameLayout, raw: np.ndarray) -> None:
         self.raw = raw
         self.header = raw[:FRAME_HEADER_BYTES].view(FRAME_HEADER)
-        self._encoding = layout.encoding
+        self.encoding = layout.encoding
         self.payload = layout.encoding.view(raw[FRAME_HEADER_BYTES : layout.floats_at], layout.size)
         plain = layout.encoding == PLAIN
         self.params: np.ndarray = self.payload if plain else _NOTHING
-        at = layout.floats_at
+        self._tail = at = layout.floats_at
         self.floats = raw[at : at + 4 * layout.floats].view(np.float32)
         at = layout.counts_at
         self.counts = raw[at : at + 8 * layout.counts].view(np.int64)
@@ -116,11 +121,27 @@ class Frame:
 
     def take_difference(self, r: np.ndarray) -> None:
         """The payload becomes :attr:`params` − r, which moves by what the payload says."""
-        self._encoding.take(self.params, r, self.payload, next(_TURNS))
+        self.encoding.take(self.params, r, self.payload, next(_TURNS))
 
     def encode(self) -> None:
         """The payload becomes :attr:`params`, rounded."""
-        self._encoding.encode(self.params, self.payload)
+        self.encoding.encode(self.params, self.payload)
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """[bytes] ``(start, stop)`` of what has to travel, once the payload is there: all but the
+        unused room of a sparse payload.
+        """
+        found = [(0, FRAME_HEADER_BYTES)]
+        inside = [
+            (FRAME_HEADER_BYTES + a, FRAME_HEADER_BYTES + b)
+            for a, b in self.encoding.used(self.payload)
+        ]
+        for a, b in (*inside, (self._tail, self.raw.size)):
+            if a - found[-1][1] < _NEAR:
+                found[-1] = (found[-1][0], b)
+            else:
+                found.append((a, b))
+        return found
 
     def intact(self, sequence: int) -> bool:
         """Header and trailer both carry ``sequence``."""

@@ -178,6 +178,7 @@ class WorkerCuts:
             "names": [[entry.name for entry in driver.params.entries] for driver in drivers],
             "optimizers": [clone(driver.optimizer.state_dict()) for driver in drivers],
             "algorithms": [to_plain(driver.algorithm.state_dict()) for driver in drivers],
+            "ports": [to_plain(driver.port.state_dict()) for driver in drivers],
             "loaders": [loader.state_dict() for loader in session.loaders],
             "rng": rng_state(),
         }

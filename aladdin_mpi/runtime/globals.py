@@ -17,7 +17,7 @@ import numpy as np
 
 from aladdin_mpi.algorithms.base import Server
 from aladdin_mpi.core import kernels
-from aladdin_mpi.core.encoding import PLAIN, Encoding, find
+from aladdin_mpi.core.encoding import PLAIN, Dgc, Encoding, find
 from aladdin_mpi.core.pairwise import add_pairwise
 from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame, FrameLayout
@@ -319,7 +319,7 @@ class GlobalModel:
                 self._encoding.merge(into, payloads, weights, a, b)
                 self._between()
         took = time.monotonic() - start
-        nbytes = len(payloads) * self._encoding.nbytes(into.size)
+        nbytes = sum(b - a for payload in payloads for a, b in self._encoding.used(payload))
         return Pass(
             sum(message.good for message in messages), took, nbytes, self.version, len(messages)
         )  # fmt: skip
@@ -329,6 +329,8 @@ class GlobalModel:
         momentum, decay = action.momentum, action.weight_decay
         momentum = self._spec.momentum if momentum is None else momentum
         decay = self._spec.weight_decay if decay is None else decay
+        if isinstance(self._encoding, Dgc):  # the workers have done it: see core/dgc.py
+            momentum, decay = 0.0, decay / (1 - momentum)
         for start, stop, group in self._spec.ranges:
             for a in range(start, stop, PIECE):
                 kernels.lazy_update(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aladdin_mpi.core.encoding import Dgc, find
 from aladdin_mpi.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def check_supported(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
             )
 
 
-def check_sgd(optimizer: torch.optim.Optimizer, algorithm: str) -> None:
+def check_sgd(optimizer: torch.optim.Optimizer, algorithm: str, wire: str = "float32") -> None:
     """Refuse an optimizer other than the one that servers step with.
 
     Raises
@@ -83,6 +84,8 @@ def check_sgd(optimizer: torch.optim.Optimizer, algorithm: str) -> None:
             "and weight decay: use torch.optim.SGD without Nesterov, dampening and maximize, or "
             "an algorithm whose workers step themselves (aladdin, easgd, arsgd, localsgd, …)"
         )
+    if isinstance(find(wire), Dgc) and group["momentum"] >= 1:
+        raise ConfigError(f"--momentum {group['momentum']}: must be below 1 with --wire {wire}")
 
 
 def scale_rates(

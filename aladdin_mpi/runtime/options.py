@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from aladdin_mpi.algorithms import REGISTRY, find
 from aladdin_mpi.algorithms.base import Algorithm, Topology, flag
 from aladdin_mpi.comm.libraries import horovod_problem
-from aladdin_mpi.core.encoding import TopK
+from aladdin_mpi.core.encoding import Dgc, TopK
 from aladdin_mpi.core.encoding import find as find_encoding
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.runtime.cuts import Plan
@@ -162,15 +162,22 @@ def check_wire(algorithm: Algorithm, config: Any, wire: str) -> str:
         raise ConfigError(
             f"--wire {wire}: --algorithm {algorithm.name} has no server; leave it out"
         )
-    if isinstance(encoding, TopK) and getattr(config, "push", "") != "update":
+    push = getattr(config, "push", "gradient" if "server_applies" in algorithm.traits else "")
+    if isinstance(encoding, TopK) and push != "update":
         raise ConfigError(
             f"--wire {wire}: what is not sent would be lost where no updates are pushed; use "
-            "--algorithm aladdin --push update, or --wire bfloat16"
+            "--wire dgc:FRACTION for gradients, --algorithm aladdin --push update, or --wire "
+            "bfloat16"
+        )
+    if isinstance(encoding, Dgc) and push != "gradient":
+        raise ConfigError(
+            f"--wire {wire}: is for pushed gradients (asp, bsp, ssp, dssp, shat, aladdin --push "
+            "gradient); use --wire topk:FRACTION for aladdin --push update, or --wire bfloat16"
         )
     return wire
 
 
-def check_merging(algorithm: Algorithm, config: Any, merge: bool) -> bool:
+def check_merging(algorithm: Algorithm, config: Any, wire: str, merge: bool) -> bool:
     """Whether nodes merge the pushes of their workers, checked.
 
     Raises
@@ -180,6 +187,11 @@ def check_merging(algorithm: Algorithm, config: Any, merge: bool) -> bool:
     if merge and algorithm.topology is not Topology.SERVER:
         raise ConfigError(
             f"--merge-on-node: --algorithm {algorithm.name} has no server; leave it out"
+        )
+    if merge and isinstance(find_encoding(wire), Dgc):
+        raise ConfigError(
+            f"--merge-on-node: --wire {wire} keeps what every worker has not sent by itself; use "
+            "--wire bfloat16, or leave one of them out"
         )
     if merge and getattr(config, "push", "update") != "update":
         raise ConfigError(

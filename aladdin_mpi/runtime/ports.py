@@ -8,9 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event
+from typing import Any
 
 import numpy as np
 
+from aladdin_mpi.core.dgc import GradientMemory
+from aladdin_mpi.core.encoding import Dgc
 from aladdin_mpi.core.flat import FlatBuffers
 from aladdin_mpi.core.port import Incoming
 from aladdin_mpi.core.wire import Frame
@@ -41,6 +45,13 @@ class TimedPort:
         self.coalesced = False
         self.iteration_mean_s = 0.0
         self.cut = 0  # the checkpoint that this worker made its part of last
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`; before the first push."""
 
     def close(self) -> None:
         """Everybody has finished."""
@@ -81,6 +92,8 @@ class WorkerPort(TimedPort):
     ----------
     leads : bool
         Its pushes carry the samples and the loss of a step: one port's do.
+    momentum : float
+        Of the server's steps, for the memory of deep gradient compression.
 
     Attributes
     ----------
@@ -99,6 +112,7 @@ class WorkerPort(TimedPort):
         on_lost: Callable[[str], None],
         num_workers: int,
         leads: bool = True,
+        momentum: float = 0.0,
     ) -> None:
         super().__init__(end.index, link, clock, recorder, on_lost)
         self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
@@ -108,6 +122,11 @@ class WorkerPort(TimedPort):
         self._version = 0  # of the copy fetched last
         self._meta: dict[int, tuple[int, int, bool, int]] = {}
         self._frame: Frame | None = None  # whose payload is to be made
+        encoding = end.next_frame().encoding
+        self._memory = (
+            GradientMemory(encoding, end.layout.size, momentum)
+            if isinstance(encoding, Dgc) else None
+        )  # fmt: skip
         end.on_sent = self._sent
 
     def try_push(
@@ -125,7 +144,12 @@ class WorkerPort(TimedPort):
         self._frame = frame = self._end.next_frame()
         if not write(frame.params):
             return -1
-        if self._frame is not None and frame.params is not frame.payload:
+        if self._memory is not None:
+            if iterations:
+                self._link.post(self._memory.encode, frame, self._clock.iteration)
+            else:  # the server does not merge it
+                self._link.post(self._memory.send_nothing, frame)
+        elif self._frame is not None and frame.params is not frame.payload:
             self._link.post(frame.encode)
         self._buffers.gather()
         np.copyto(frame.floats, self._buffers.floats)
@@ -207,6 +231,21 @@ class WorkerPort(TimedPort):
             (notice.sequence, self._index, times.queued_at, times.queue_s, times.put_s,
              times.ack_s, times.nbytes, iterations, samples, wants, notice.staleness, version, -1),
         )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept of gradients that were pushed in part, as of the last push; waits for the
+        communication thread to have made that.
+        """
+        if self._memory is None:
+            return {}
+        done = Event()
+        self._link.post(done.set)
+        done.wait()
+        return self._memory.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._memory is not None and state:
+            self._memory.load_state_dict(state)
 
     @property
     def pushes(self) -> int:

@@ -42,7 +42,7 @@ class RelayEnd(Protocol):
     def arrivals(self) -> Sequence[ArrivalLike]: ...
     def in_flight(self) -> int: ...
     def next_frame(self) -> Frame | None: ...
-    def submit(self, frame: Frame, count: int) -> None: ...
+    def submit(self, frame: Frame, count: int) -> int: ...
 
 
 class RelayLinkLike(Protocol):
@@ -247,13 +247,10 @@ class RelayLoop:
         if not members:
             return False
         self._merge(channel, frame, members)
-        end.submit(frame, len(members))
+        merge_s = time.monotonic() - start
+        nbytes = end.submit(frame, len(members))
         channel.sent_at, channel.members = start, members
-        row = (
-            start, end.index, -1, len(members), time.monotonic() - start,
-            end.push_layout.frame_bytes, 1,
-        )  # fmt: skip
-        self._recorder.add("merges", row)
+        self._recorder.add("merges", (start, end.index, -1, len(members), merge_s, nbytes, 1))
         return True
 
     def _merge(self, channel: _Channel, frame: Frame, members: Sequence[Waiting]) -> None:

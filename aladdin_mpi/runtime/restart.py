@@ -243,9 +243,11 @@ def restore_parameters(
 
 
 def restore_state(
-    restart: Restart, topology: Topology, at: int, optimizer: torch.optim.Optimizer, worker: Any
-) -> None:
-    """The state of optimizer ``at``, and the algorithm's where no messages of it are lost.
+    restart: Restart, topology: Topology, at: int, optimizer: torch.optim.Optimizer, worker: Any,
+    port: Any,
+) -> None:  # fmt: skip
+    """The state of optimizer ``at``, the algorithm's where no messages of it are lost, and what its
+    ``port`` has kept of gradients.
 
     Raises
     ------
@@ -265,6 +267,8 @@ def restore_state(
             group["lr"] = rate
     if topology is not Topology.PEER and restart.same:
         worker.load_state_dict(from_plain(state["algorithms"][at]))
+        if "ports" in state:
+            port.load_state_dict(from_plain(state["ports"][at]))
 
 
 def restore_loader(restart: Restart, at: int, loader: PartitionedLoader, num_workers: int) -> None:

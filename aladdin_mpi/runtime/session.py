@@ -204,7 +204,8 @@ def init(
     server_placement : {'first', 'spread'}
         The first ranks serve, or the first one of each of some nodes, at equal distances.
     wire : str
-        How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"topk:FRACTION"``.
+        How pushes travel: ``"float32"``, ``"bfloat16"``, ``"float16"``, and the largest elements of
+        updates, ``"topk:FRACTION"``, or of gradients, ``"dgc:FRACTION[:ITERATIONS]"``.
     merge_on_node : bool
         On every node with room for it, one rank merges what the workers there push.
     **options
@@ -247,7 +248,7 @@ def init(
         ),
         sharding=check_sharding(chosen, servers, max_shard_bytes, shard_by, server_placement),
         wire=check_wire(chosen, config, wire),
-        merge_on_node=check_merging(chosen, config, merge_on_node),
+        merge_on_node=check_merging(chosen, config, wire, merge_on_node),
     )  # fmt: skip
     served = chosen.topology is Topology.SERVER
     signals.watch()
@@ -373,7 +374,7 @@ def DistributedOptimizer(
         raise ModelError("DistributedOptimizer needs the model, or named_parameters")
     applied = "server_applies" in session.algorithm.traits
     if applied:
-        check_sgd(optimizer, session.algorithm.name)
+        check_sgd(optimizer, session.algorithm.name, session.settings.wire)
     count = len(optimizer.param_groups)
     gradients = applied or getattr(session.options, "push", "") == "gradient"
     if gradients and count > MAX_GROUPS:
@@ -413,10 +414,11 @@ def DistributedOptimizer(
     worker = (
         ShardedWorker(algorithm, params, ranges, gradients) if sharded else algorithm(params)
     )  # fmt: skip
-    if restart is not None:
-        restore_state(restart, session.algorithm.topology, len(session.drivers), optimizer, worker)
     if served:
-        make_port: Callable[..., Any] = ShardedPort if sharded else WorkerPort
+        momentum = getattr(session.options, "server_momentum", spec.momentum)
+        make_port: Callable[..., Any] = partial(
+            ShardedPort if sharded else WorkerPort, momentum=momentum
+        )
     else:
         make_port = partial(PeerPort, seed=session.settings.seed)
     driver = Driver(
@@ -425,6 +427,9 @@ def DistributedOptimizer(
         make_port,
         session.settings.slow_worker.get(rank(), 1.0),
     )  # fmt: skip
+    if restart is not None:
+        at = len(session.drivers)
+        restore_state(restart, session.algorithm.topology, at, optimizer, worker, driver.port)
     backend = getattr(session.options, "backend", None)
     if backend is not None:
         gain = Gain(size()) if session.options.adascale else None

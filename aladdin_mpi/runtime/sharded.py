@@ -169,19 +169,20 @@ class ShardedPort:
     end : ShardedEnd
     buffers : FlatBuffers
         Pushed with the first range, as are the step's samples and its loss.
-    link, clock, recorder, rates, on_lost, num_workers
+    link, clock, recorder, rates, on_lost, num_workers, momentum
         As for :class:`~aladdin_mpi.runtime.ports.WorkerPort`.
     """
 
     def __init__(
         self, end: ShardedEnd, link: Any, clock: Any, recorder: Any, buffers: FlatBuffers,
         rates: Callable[[], tuple[float, ...]], on_lost: Callable[[str], None], num_workers: int,
+        momentum: float = 0.0,
     ) -> None:  # fmt: skip
         nothing = FlatBuffers(None, set())
         self.ports = [
             WorkerPort(
                 one, link, clock, recorder, buffers if i == 0 else nothing, rates, on_lost,
-                num_workers, leads=i == 0,
+                num_workers, leads=i == 0, momentum=momentum,
             )
             for i, one in enumerate(end.ends)
         ]  # fmt: skip
@@ -237,6 +238,15 @@ class ShardedPort:
     def cut(self, number: int) -> None:
         for port in self.ports:
             port.cut = number
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for one port, by range."""
+        return {"ranges": [port.state_dict() for port in self.ports]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        for port, own in zip(self.ports, state["ranges"], strict=True):
+            port.load_state_dict(own)
 
     def settle(self) -> None:
         """Wait until everything that was pushed has been merged."""

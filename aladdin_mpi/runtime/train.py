@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from aladdin_mpi.algorithms import find
 from aladdin_mpi.algorithms.base import Topology
 from aladdin_mpi.config import RunConfig
+from aladdin_mpi.core.encoding import Dgc
+from aladdin_mpi.core.encoding import find as find_encoding
 from aladdin_mpi.core.schedule import Schedule
 from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.optim import LAMB, LARS
@@ -27,7 +29,7 @@ from aladdin_mpi.workload.arrays import DataBundle, collate
 from aladdin_mpi.workload.data import dataset_names, load_dataset
 from aladdin_mpi.workload.models import build_model, model_names
 
-__all__ = ["check", "derive_seed", "schedule_of", "train"]
+__all__ = ["check", "derive_seed", "largest_norm", "schedule_of", "train"]
 
 Loader = DataLoader[tuple[Tensor, Tensor]]
 
@@ -59,6 +61,15 @@ def schedule_of(config: RunConfig, num_workers: int) -> Schedule:
         milestones=config.milestones,
         gamma=config.gamma,
     )
+
+
+def largest_norm(config: RunConfig, num_workers: int) -> float | None:
+    """The norm that a worker's gradient is clipped at: with deep gradient compression that of one
+    of n independent gradients whose sum has ``--clip-norm`` (Lin et al., ICLR 2018, sec. 3.2).
+    """
+    if config.clip_norm is None or not isinstance(find_encoding(config.wire), Dgc):
+        return config.clip_norm
+    return config.clip_norm / math.sqrt(num_workers)
 
 
 def derive_seed(seed: int, *path: int) -> int:
@@ -162,6 +173,7 @@ class _Training:
             self.compute = EmulatedCompute(self.model, config.emulate_compute / 1e3)
         else:
             self.compute = Compute(self.model, self.place, config.accumulate)
+        self.clip_norm = largest_norm(config, am.size())
         self.iterations = am.iteration()
         self.batches = 0
 
@@ -212,8 +224,8 @@ class _Training:
         self.iterations += 1
 
     def _clip(self) -> None:
-        assert self.config.clip_norm is not None
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        assert self.clip_norm is not None
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
 
     def _evaluate(self, epoch: int) -> None:
         """Worker 0 evaluates the global model, outside the timed step; the others go on."""

@@ -40,6 +40,7 @@ def same(a: Path, b: Path) -> bool:
     [
         ("bsp", 3, ()),
         ("bsp", 4, ("--servers", "2")),
+        ("bsp", 4, ("--servers", "2", "--wire", "dgc:0.05:40")),
         ("localsgd", 2, ()),
         ("arsgd", 2, ("--backend", "mpi")),
     ],

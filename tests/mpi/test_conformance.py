@@ -174,3 +174,15 @@ def test_nodes_merge_before_they_narrow(comm: MPI.Intracomm, wire: str) -> None:
     training = toy("aladdin", towards, size=256, wire=wire, iterations=lambda worker: 400)
     final = alike(comm, run(comm, training, [[0, 1, 2, 3, 4]]))
     assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE["aladdin"]
+
+
+@on_three
+@pytest.mark.parametrize("name", ["bsp", "asp", "aladdin"])
+def test_gradients_pushed_in_part(comm: MPI.Intracomm, name: str) -> None:
+    options = {"preset": "paper"} if name == "aladdin" else {}
+    training = toy(
+        name, towards, size=256, wire="dgc:0.1:20", lr=0.05, iterations=lambda worker: 200,
+        options=options,
+    )  # fmt: skip
+    final = alike(comm, run(comm, training))
+    assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE.get(name, 0.3)

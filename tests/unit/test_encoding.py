@@ -162,7 +162,11 @@ def test_what_is_sent_as_it_is_is_rounded(name, wire):
 @pytest.mark.parametrize(
     ("algorithm", "wire", "line"),
     [
-        ("aladdin", "int8", "--wire int8: choose from float32, bfloat16, float16, topk:FRACTION"),
+        (
+            "aladdin",
+            "int8",
+            "--wire int8: choose from float32, bfloat16, float16, topk:FRACTION, dgc:FRACTION",
+        ),
         ("aladdin", "topk:2", "--wire topk:2: give topk:FRACTION"),
         ("aladdin", "topk", "--wire topk: give topk:FRACTION"),
         ("bsp", "topk:0.1", "what is not sent would be lost"),
