@@ -103,7 +103,7 @@ class Worker(Stateful):
         ask = self.cfg.replies and not last and self.replies.wanted()
         s = self.replies.snapshot(ask)
         sent = port.try_push(
-            lambda out: self.pending.write(params, port, out, s), self.carried, limit=limit,
+            lambda out: self.pending.write(params, port, out, s, last), self.carried, limit=limit,
             last=last, wants_reply=ask, handled=self.replies.handled, version=self.replies.version,
         )  # fmt: skip
         if sent < 0:

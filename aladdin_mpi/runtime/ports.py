@@ -127,9 +127,7 @@ class WorkerPort(TimedPort):
             return -1
         if self._frame is not None and frame.params is not frame.payload:
             self._link.post(frame.encode)
-        self._buffers.gather()
-        np.copyto(frame.floats, self._buffers.floats)
-        np.copyto(frame.counts, self._buffers.counts)
+        self._buffers.write(frame.floats, frame.counts, self._link.post)
         clock, sequence = self._clock, self._end.next_sequence
         header.setdefault("version", self._version)
         samples, loss = (clock.samples, clock.loss) if self._leads else (0, math.nan)
@@ -155,8 +153,11 @@ class WorkerPort(TimedPort):
     def abandon(self) -> None:
         self._end.abandon()
 
-    def post(self, call: Callable[..., None], *args: object) -> None:
+    def post(self, call: Callable[..., bool | None], *args: object) -> None:
         self._link.post(call, *args)
+
+    def wait_posted(self) -> None:
+        self._link.wait_posted()
 
     def subtract(self, staging: np.ndarray, r: np.ndarray) -> None:
         frame, self._frame = self._frame, None
