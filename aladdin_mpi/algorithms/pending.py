@@ -14,7 +14,7 @@ from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import Incoming, Port
 from aladdin_mpi.core.ready import Range, ReadyRanges
-from aladdin_mpi.core.staging import Mix, Reading
+from aladdin_mpi.core.staging import Losses, Mix, Reading
 
 __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
 
@@ -55,19 +55,19 @@ class PendingUpdate:
     leaves in the frame, and moves r along with every mix, in the order of both.
 
     From a GPU the copy comes later, and so does the knowledge that it is not finite: its push then
-    carries Δ = 0, and x goes back to r before the next local update, whose gradient is thrown away.
+    carries Δ = 0, and x goes back to r in a later step, whose gradient is thrown away.
     """
 
     def __init__(self, params: FlatParams) -> None:
         self._r = params.new_vector()
         params.read(self._r)
-        self._lost = False  # an x on its way to the server was not finite
+        self._seen = 0  # losses after which x went back to r
 
     def collect(self, params: FlatParams, port: Port) -> bool:
-        if not self._lost:
+        if params.staging is None or params.staging.losses.noticed <= self._seen:
             return True
         params.assign(self.pushed(port))
-        self._lost = False
+        self._seen = params.staging.losses.found
         return False
 
     def write(
@@ -75,7 +75,7 @@ class PendingUpdate:
         last: bool = False,
     ) -> bool:  # fmt: skip
         if params.staging is not None and not last:
-            port.post(_take, params.staging.read(), out, self._not_finite)
+            port.post(_take, params.staging.read(), out, self._r, params.staging.losses)
         elif not params.read_finite(out):
             params.assign(self.pushed(port))
             return False
@@ -83,10 +83,6 @@ class PendingUpdate:
             port.post(np.copyto, snapshot, out)
         port.subtract(out, self._r)  # Δ = x − r, r ← x
         return True
-
-    def _not_finite(self, out: np.ndarray) -> None:
-        np.copyto(out, self._r)
-        self._lost = True
 
     def pushed(self, port: Port) -> np.ndarray:
         """r, once all that was posted is done; valid until the next push, mix or restart."""
@@ -176,7 +172,7 @@ class PendingGradients:
         last: bool = False,
     ) -> bool:  # fmt: skip
         if snapshot is not None and params.staging is not None:
-            port.post(_take, params.staging.read(), snapshot, lambda out: None)
+            port.post(_take, params.staging.read(), snapshot)
         elif snapshot is not None:
             params.read(snapshot)
         if not self._whole:  # else it is there already
@@ -200,12 +196,15 @@ class PendingGradients:
             self._ready.close()
 
 
-def _take(reading: Reading, out: np.ndarray, not_finite: Callable[[np.ndarray], None]) -> bool:
-    """``out ← x`` once it has come from the GPU; False before that."""
+def _take(
+    reading: Reading, out: np.ndarray, r: np.ndarray | None = None, losses: Losses | None = None
+) -> bool:
+    """``out ← x`` once it has come from the GPU, False before that; or else ``out ← r``."""
     if not reading.done():
         return False
-    if not reading.take(out):
-        not_finite(out)
+    if not reading.take(out) and r is not None and losses is not None:
+        np.copyto(out, r)
+        losses.found += 1
     return True
 
 

@@ -19,7 +19,17 @@ import torch
 
 from aladdin_mpi.core import kernels
 
-__all__ = ["STREAMS", "CudaStream", "HostStream", "Mix", "Reading", "Segment", "Stage", "Staging"]
+__all__ = [
+    "STREAMS",
+    "CudaStream",
+    "HostStream",
+    "Losses",
+    "Mix",
+    "Reading",
+    "Segment",
+    "Stage",
+    "Staging",
+]
 
 
 @dataclass(frozen=True)
@@ -217,13 +227,38 @@ class Mix:
         return True
 
 
+class Losses:
+    """How many copies of a vector, or of any range of it, were not finite.
+
+    Attributes
+    ----------
+    found : int
+        So far (communication thread).
+    noticed : int
+        When the training thread's present step began, so that all ranges act in the same step.
+    """
+
+    def __init__(self) -> None:
+        self.found = self.noticed = 0
+
+    def notice(self) -> None:
+        """A step begins."""
+        self.noticed = self.found
+
+
 class Staging:
     """What a vector's copies and mixes go through; made when they are needed, then kept.
 
     As many stages for copies as copies are under way at once, and one for mixes.
+
+    Attributes
+    ----------
+    losses : Losses
+        A range of a vector shares them with the vector.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
+        self.losses = Losses()
         self._segments = segments
         self._free: deque[list[Stage]] = deque()
         self._for_mixes: list[Stage] | None = None
