@@ -41,6 +41,16 @@ WIDTH = 1024
 SIZES_MB = (1, 10, 100)
 
 
+def run_tests() -> int:
+    """Run the tests marked ``gpu``; returns pytest's status, or 1 where they took too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "unit")]
+    try:
+        return subprocess.run(command, cwd=ROOT, timeout=LIMIT_S, check=False).returncode
+    except subprocess.TimeoutExpired:
+        click.echo(f"the tests were stopped after {LIMIT_S} s", err=True)
+        return 1
+
+
 class Copies(NamedTuple):
     """Copies of one direction in a trace."""
 
@@ -222,8 +232,8 @@ def show_job(out: Path, workers: int, arguments: list[str]) -> None:
     for direction, numbers in copies.items():
         found = Copies(*numbers)
         click.echo(
-            f"{direction}: {found.count} copies, {found.megabytes:.1f} MB, {found.total_ms:.2f} ms; "
-            f"a kernel ran in {found.overlapped:.0%} of it"
+            f"{direction}: {found.count} copies, {found.megabytes:.1f} MB, "
+            f"{found.total_ms:.2f} ms, a kernel ran in {found.overlapped:.0%} of it"
         )
     if not copies:
         click.echo("none in the trace")
@@ -259,8 +269,7 @@ def main(
         click.echo("the CPU stands in for a GPU: these figures say nothing about GPUs")
     status = 0
     if tests:
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "unit")]
-        status = subprocess.run(command, cwd=ROOT, timeout=LIMIT_S, check=False).returncode
+        status = run_tests()
     show_copies(torch.device(device))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)

@@ -107,6 +107,7 @@ class Stage:
         if device.type in STREAMS:
             self._stream = STREAMS[device.type](device)
             self.host = _on_host(self.device)
+            self.follow()  # the zeros come first, whoever copies
 
     def fetch(self) -> None:
         """Begin ``host ← device``, as it will be when the current stream has come so far."""
