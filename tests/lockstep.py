@@ -31,7 +31,8 @@ class Lockstep:
     """``n`` workers and a server; nothing moves by itself.
 
     ``hold`` names the kinds of messages (``push``, ``notice``, ``reply``) that do not arrive at
-    present; ``chance`` is the probability that a message has arrived when somebody looks.
+    present; ``chance`` is the probability that a message has arrived when somebody looks.  The
+    models lie on ``device``.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Lockstep:
         lr: float = 1.0,
         on_nonfinite: str = "skip",
         batch_norm: bool = False,
+        device: str = "cpu",
         **options: Any,
     ) -> None:
         self.rng = np.random.default_rng(seed)
@@ -69,6 +71,7 @@ class Lockstep:
             model.x = torch.nn.Parameter(torch.zeros(size))
             if batch_norm:
                 model.norm = torch.nn.BatchNorm1d(2, affine=False)
+            model.to(device)
             optimizer = torch.optim.SGD([model.x], lr=lr)
             params = FlatParams(model.named_parameters(), [[model.x]])
             buffers = FlatBuffers(model, set())
@@ -113,7 +116,7 @@ class Lockstep:
         """One iteration of ``worker``, whose local step adds ``change`` (times η)."""
         driver, optimizer = self.drivers[worker]
         x = self.models[worker].x
-        x.grad = torch.zeros_like(x) - torch.as_tensor(np.asarray(change, np.float32))
+        x.grad = torch.zeros_like(x) - torch.tensor(np.asarray(change, np.float32)).to(x.device)
         self.steps[worker] += np.asarray(change)
         self.clocks[worker].fetching()
         self.clocks[worker].fetched(samples)
@@ -139,7 +142,7 @@ class Lockstep:
 
     def x(self, worker: int) -> np.ndarray:
         """The worker's parameters."""
-        return self.models[worker].x.detach().numpy()
+        return self.models[worker].x.detach().cpu().numpy()
 
     @property
     def server(self) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import pytest
 
 PREFIX = "left out: "
+NO_GPU = "no GPU"
 PACKAGES = {
     "cc": "gcc", "ip": "iproute2", "tc": "iproute2", "munged": "munge",
     "sbatch": "slurm-client", "scontrol": "slurm-client",
@@ -64,6 +65,14 @@ def root() -> None:
     __tracebackhide__ = True
     if os.geteuid() != 0:
         left_out("needs root")
+
+
+def gpu() -> None:
+    """Go on only where torch sees a GPU; a lack of hardware is no failure, whatever is required."""
+    __tracebackhide__ = True
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"{PREFIX}{NO_GPU} (torch.cuda.is_available() is false)")
 
 
 def cores(number: int) -> None:

@@ -90,6 +90,7 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     dtype: torch.dtype = torch.float32
+    device: str = "cpu"
     servers: int = 1
     wire: str = "float32"
     iterations: Callable[[int], int] = lambda worker: 20
@@ -155,7 +156,9 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
     """One worker, from opening its channel to the end."""
     row, index = training.row, link.worker
     model = torch.nn.Module()
-    model.x = torch.nn.Parameter(torch.zeros(training.size, dtype=training.dtype))
+    model.x = torch.nn.Parameter(
+        torch.zeros(training.size, dtype=training.dtype, device=training.device)
+    )
     optimizer = torch.optim.SGD(
         [model.x], lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
@@ -192,18 +195,20 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
             driver.port.reducer = RangeReducer(params, end)
         for iteration in range(training.iterations(index)):
             training.before_step(index, iteration)
-            x = model.x.detach().float().numpy()
+            x = model.x.detach().float().cpu().numpy()
             model.x.grad = torch.tensor(
-                training.gradient(index, x.astype(np.float64), iteration), dtype=training.dtype
+                training.gradient(index, x.astype(np.float64), iteration),
+                dtype=training.dtype,
+                device=training.device,
             )
             clock.fetching()
             clock.fetched(1)
             driver.step(optimizer.step)
-        own = model.x.detach().float().numpy().copy()
+        own = model.x.detach().float().cpu().numpy().copy()
         driver.finish()
         for frame in per_optimizer([end], link.close(lambda: None)):
             params.assign(frame.params)
-    final = model.x.detach().float().numpy().copy()
+    final = model.x.detach().float().cpu().numpy().copy()
     return Result(own, final, worker, file, model.x.dtype)
 
 

@@ -92,25 +92,26 @@ class Worker(Stateful):
         self.replies.mix_all(params, self.pending, port, iteration)
 
     def finish(self, params: FlatParams, port: Port) -> None:
-        port.wait_push(1)
-        if not self._push(params, port, -1, 1, last=True):  # not finite, and thrown away:
+        for left in range(port.rest, -1, -1):  # before the last one, what --wire has left out
+            port.wait_push(1)
+            good = self._push(params, port, -1, 1, last=left == 0)
+        if not good:  # not finite, and thrown away:
             self._push(params, port, -1, 1, last=True)  # what is left
         self.pending.close()
 
     def _push(
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False
     ) -> bool:
-        ask = self.cfg.replies and not last and self.replies.wanted()
+        ask = self.cfg.replies and iteration >= 0 and self.replies.wanted()
         s = self.replies.snapshot(ask, port.slots)
         sent = port.try_push(
-            lambda out: self.pending.write(params, port, out, s), self.carried, limit=limit,
+            lambda out: self.pending.write(params, port, out, s, last), self.carried, limit=limit,
             last=last, wants_reply=ask, handled=self.replies.handled, version=self.replies.version,
         )  # fmt: skip
-        if sent < 0:
-            self.carried = port.lost("nonfinite_push")
         if sent > 0:
             self.replies.pushed(sent, ask, s is not None, iteration)
-            self.carried = 0
+        if sent:
+            self.carried = 0 if sent > 0 else port.lost("nonfinite_push")
         return sent > 0
 
 
@@ -118,8 +119,7 @@ class Server(Stateful):
     STATE = ("merged", "count")
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        self.cfg = config
-        self.num_workers = num_workers
+        self.cfg, self.num_workers = config, num_workers
         self.merged = 0  # c̃
         self.count = [0] * num_workers  # c_i
 

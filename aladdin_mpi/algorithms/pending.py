@@ -5,7 +5,7 @@ Both coalesce exactly: what a skipped push would have carried is part of the nex
 
 from __future__ import annotations
 
-from threading import Event
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from aladdin_mpi.core import kernels
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import Incoming, Port
 from aladdin_mpi.core.ready import Range, ReadyRanges
+from aladdin_mpi.core.staging import Losses, Mix, Reading
 
 __all__ = ["Pending", "PendingGradients", "PendingUpdate"]
 
@@ -22,19 +23,26 @@ class Pending(Protocol):
     """What is to be pushed, and how a reply is mixed in without being pushed itself."""
 
     def collect(self, params: FlatParams, port: Port) -> bool:
-        """Take in this iteration's gradients, before the local update; False if not finite."""
+        """Take in this iteration's gradients, before the local update; False if they are not
+        finite, or an earlier step's parameters were not.
+        """
 
     def write(
-        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
-    ) -> bool:
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None,
+        last: bool = False,
+    ) -> bool:  # fmt: skip
         """Fill ``out``, and ``snapshot`` with the parameters; False withdraws what is not
-        finite.
+        finite.  After the ``last`` push there is no step.
         """
 
     def mix(
         self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
-    ) -> None:
-        """``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``.  Releases the reply."""
+    ) -> Callable[[], bool] | None:
+        """``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``.  Releases the reply.
+
+        Where x lies on a GPU, what it returns is to be called at this step and at later ones, until
+        it returns True: then x has moved.
+        """
 
     def close(self) -> None:
         """Nothing more is pushed; the model is the user's alone."""
@@ -45,19 +53,30 @@ class PendingUpdate:
 
     r belongs to the communication thread, which makes Δ of the copy of x that the training thread
     leaves in the frame, and moves r along with every mix, in the order of both.
+
+    From a GPU the copy comes later, and so does the knowledge that it is not finite: its push then
+    carries Δ = 0, and x goes back to r in a later step, whose gradient is thrown away.
     """
 
     def __init__(self, params: FlatParams) -> None:
         self._r = params.new_vector()
         params.read(self._r)
+        self._seen = 0  # losses after which x went back to r
 
     def collect(self, params: FlatParams, port: Port) -> bool:
-        return True
+        if params.staging is None or params.staging.losses.noticed <= self._seen:
+            return True
+        params.assign(self.pushed(port))
+        self._seen = params.staging.losses.found
+        return False
 
     def write(
-        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
-    ) -> bool:
-        if not params.read_finite(out):
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None,
+        last: bool = False,
+    ) -> bool:  # fmt: skip
+        if params.staging is not None and not last:
+            port.post(_take, params.staging.read(), out, self._r, params.staging.losses)
+        elif not params.read_finite(out):
             params.assign(self.pushed(port))
             return False
         if snapshot is not None:
@@ -67,9 +86,7 @@ class PendingUpdate:
 
     def pushed(self, port: Port) -> np.ndarray:
         """r, once all that was posted is done; valid until the next push, mix or restart."""
-        done = Event()
-        port.post(done.set)
-        done.wait()
+        port.wait_posted()
         return self._r
 
     def restart(self, params: FlatParams, port: Port, values: np.ndarray) -> None:
@@ -81,9 +98,12 @@ class PendingUpdate:
 
     def mix(
         self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
-    ) -> None:
+    ) -> Callable[[], bool] | None:
+        if params.staging is not None:
+            return _later(params.staging.mix(alpha), port, reply, s, self._r)
         params.mix(alpha, reply.vector, s)
         port.post(self._follow, reply)
+        return None
 
     def _follow(self, reply: Incoming) -> None:
         kernels.add(self._r, reply.vector)  # what x has moved by
@@ -148,9 +168,12 @@ class PendingGradients:
         self._empty = True
 
     def write(
-        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None
-    ) -> bool:
-        if snapshot is not None:
+        self, params: FlatParams, port: Port, out: np.ndarray, snapshot: np.ndarray | None,
+        last: bool = False,
+    ) -> bool:  # fmt: skip
+        if snapshot is not None and params.staging is not None:
+            port.post(_take, params.staging.read(), snapshot)
+        elif snapshot is not None:
             params.read(snapshot)
         if not self._whole:  # else it is there already
             self._abandon(port)
@@ -161,10 +184,44 @@ class PendingGradients:
 
     def mix(
         self, params: FlatParams, port: Port, alpha: float, reply: Incoming, s: np.ndarray | None
-    ) -> None:
+    ) -> Callable[[], bool] | None:
+        if params.staging is not None:
+            return _later(params.staging.mix(alpha), port, reply, s, None)
         params.mix(alpha, reply.vector, s)
         reply.release()
+        return None
 
     def close(self) -> None:
         if self._ready is not None:
             self._ready.close()
+
+
+def _take(
+    reading: Reading, out: np.ndarray, r: np.ndarray | None = None, losses: Losses | None = None
+) -> bool:
+    """``out ← x`` once it has come from the GPU, False before that; or else ``out ← r``."""
+    if not reading.done():
+        return False
+    if not reading.take(out) and r is not None and losses is not None:
+        np.copyto(out, r)
+        losses.found += 1
+    return True
+
+
+def _later(
+    mix: Mix, port: Port, reply: Incoming, s: np.ndarray | None, r: np.ndarray | None
+) -> Callable[[], bool]:
+    """Begin a mix on a GPU, and return what makes it when all is there; r moves as x does."""
+
+    def prepare() -> None:
+        mix.prepare(reply.vector, s)
+        reply.release()
+
+    def apply() -> bool:
+        moved = mix.apply(change_wanted=r is not None)
+        if moved and r is not None:
+            port.post(mix.add_change, r)
+        return moved
+
+    port.post(prepare)
+    return apply

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from aladdin_mpi.algorithms.base import Stateful
@@ -9,8 +12,19 @@ from aladdin_mpi.algorithms.pending import Pending
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import Port
 from aladdin_mpi.core.snapshots import Snapshots
+from aladdin_mpi.messages import Reply
 
 __all__ = ["Replies"]
+
+
+class _Late(NamedTuple):
+    """A reply that is still to be mixed in, by a call that tells whether it was; and the iteration
+    of the push that it names.
+    """
+
+    header: Reply
+    made_at: int
+    apply: Callable[[], bool]
 
 
 class Replies(Stateful):
@@ -38,6 +52,7 @@ class Replies(Stateful):
         self.asked = self.sequence = 0  # that push; the last push of all
         self.due = False  # its reply was not handled yet
         self.handled = self.version = 0
+        self._late: _Late | None = None
 
     def wanted(self) -> bool:
         """The next push should ask."""
@@ -61,19 +76,46 @@ class Replies(Stateful):
             self.since_ask, self.asked, self.due = 0, sequence, True
 
     def mix_all(self, params: FlatParams, pending: Pending, port: Port, iteration: int) -> None:
-        """Mix in what has arrived: ``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``."""
+        """Mix in what has arrived: ``x ← x + α (x̃ − s)``; ``s`` is the snapshot, or else ``x``.
+
+        Where x lies on a GPU, what has arrived there, one reply at a time.
+        """
+        if not self._mix_late(port, iteration):
+            return
         while (reply := port.take_reply()) is not None:
-            header, finite = reply.header, reply.finite
+            header = reply.header
             s, made_at = self.snapshots.take(header.sequence) or (None, iteration)
-            if finite:
-                with port.span("mix_s"):
-                    pending.mix(params, port, header.alpha, reply, s)
-                self.version = header.version
-            else:
+            if not reply.finite:
                 port.lost("nonfinite_reply")
                 reply.release()
-            port.mixed(header, iteration - made_at, discarded=not finite)
-            self.handled = header.number
-            self.due = not self.one_outstanding and header.sequence < self.asked
-            if not self.due:
-                self.snapshots.clear()
+                self._handle(header, port, iteration - made_at, discarded=True)
+                continue
+            with port.span("mix_s"):
+                apply = pending.mix(params, port, header.alpha, reply, s)
+            if apply is None:
+                self._handle(header, port, iteration - made_at, discarded=False)
+            else:
+                self._late = _Late(header, made_at, apply)
+                if not self._mix_late(port, iteration):
+                    return
+
+    def _mix_late(self, port: Port, iteration: int) -> bool:
+        """Mix in the reply that is still to be; False if that cannot be yet."""
+        late = self._late
+        if late is not None:
+            with port.span("mix_s"):
+                if not late.apply():
+                    return False
+            self._late = None
+            self._handle(late.header, port, iteration - late.made_at, discarded=False)
+        return True
+
+    def _handle(self, header: Reply, port: Port, lag: int, *, discarded: bool) -> None:
+        """A reply was mixed in, or thrown away."""
+        if not discarded:
+            self.version = header.version
+        port.mixed(header, lag, discarded=discarded)
+        self.handled = header.number
+        self.due = not self.one_outstanding and header.sequence < self.asked
+        if not self.due:
+            self.snapshots.clear()

@@ -98,13 +98,17 @@ class _WorkerChannel:
         return self.frames[(self._handed + 1) % self.slots]
 
     @property
+    def pushes_of_all(self) -> int:
+        return self.frames[0].encoding.times
+
+    @property
     def next_sequence(self) -> int:
         return self._handed + 1
 
     def submit(self, push: Push) -> None:
         self.next_frame().write_push(push)
         self._handed = push.sequence
-        self.transit.append(push.sequence)
+        self._link.post(self.transit.append, push.sequence)
 
     def send_range(self, start: int, stop: int) -> None:
         """The frame is in the memory of both sides."""
@@ -113,6 +117,7 @@ class _WorkerChannel:
         """Nothing has left."""
 
     def take_reply(self) -> _Incoming | None:
+        self._link.make_calls()
         world = self._link.world
         if self.replies and world.arrives("reply", self._link.worker):
             return _Incoming(self.replies.popleft())
@@ -142,6 +147,7 @@ class _WorkerLink:
         self.phase_since = time.monotonic()
         self.phase, self.steps, self.own_samples = Phase.START, 0, 0
         self.channels: list[_WorkerChannel] = []
+        self._posted: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     def ask(
         self, server: _ServerLink, kind: RequestKind, channel: int = 0,
@@ -154,13 +160,27 @@ class _WorkerLink:
         self.ask(self.world.server, kind, values=values)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        call(*args)
+        self._posted.append((call, args))
+        self.make_calls()
+
+    def wait_posted(self) -> None:
+        while self._posted:
+            self.make_calls()
+
+    def make_calls(self) -> None:
+        """Make the calls that were posted, up to one that is too early."""
+        while self._posted:
+            call, args = self._posted.popleft()
+            if call(*args) is False:
+                self._posted.appendleft((call, args))
+                return
 
     def exchange(self, mine: bytes) -> list[bytes]:
         raise NotImplementedError("threads in one process have nothing to agree on")
 
     def deliver(self) -> None:
-        """Take in the notices that have arrived."""
+        """Take in the notices that have arrived, and make the calls that were too early."""
+        self.make_calls()
         for server, notices in enumerate(self.notices):
             while notices and self.world.arrives("notice", self.worker):
                 notice = notices.popleft()

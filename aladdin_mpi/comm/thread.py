@@ -96,7 +96,9 @@ class CommThread:
     # -- any thread -------------------------------------------------------------------------------
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have the communication thread make a call soon."""
+        """Have the communication thread make a call soon, in the order of the calls of this method;
+        one that returns False is made again, before any later one.
+        """
         self._commands.append((call, args))
         with contextlib.suppress(RuntimeError):  # it is free already
             self._wake.release()
@@ -118,6 +120,10 @@ class CommThread:
         if result[0]:
             return result[1]
         raise result[1]
+
+    def wait_posted(self) -> None:
+        """Wait until all calls posted so far have been made."""
+        self.ask(lambda: None)
 
     def tell(self, kind: RequestKind, values: tuple[float, ...] = ()) -> None:
         """Send a small message; does not wait."""
@@ -172,9 +178,8 @@ class CommThread:
         """Wait for everybody, polling, and end the thread.  Collective."""
         barrier = self.comm.Ibarrier()
         while not barrier.Test() or self._exchanges or self._commands:
-            while self._commands:
-                call, args = self._commands.popleft()
-                call(*args)
+            while self._make_call():
+                pass
             self._progress()
             time.sleep(WAITING_S)
         for comm in self.beside.values():
@@ -183,14 +188,23 @@ class CommThread:
         free()
         self._ended = True
 
+    def _make_call(self) -> bool:
+        """Make the oldest call that was posted; False where there is none, or it was too early."""
+        if not self._commands:
+            return False
+        call, args = self._commands.popleft()
+        if call(*args) is False:
+            self._commands.appendleft((call, args))
+            return False
+        return True
+
     def _run(self) -> None:
+        early = False  # a call was, and is to be made again
         try:
             while not self._ended:
-                if not self._commands:
-                    self._wake.acquire(timeout=self._delay_s())
-                if self._commands:
-                    call, args = self._commands.popleft()
-                    call(*args)
+                if early or not self._commands:
+                    self._wake.acquire(timeout=WAITING_S if early else self._delay_s())
+                early = bool(self._commands) and not self._make_call()
                 if not self._ended:
                     self._progress()
         except BaseException as error:

@@ -6,12 +6,14 @@ that pushing and mixing are single passes of a kernel over memory (:mod:`~aladdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from aladdin_mpi.core.buffers import BufferStaging, Placed
+from aladdin_mpi.core.staging import STREAMS
 from aladdin_mpi.core.vector import ELEMENTS, FlatVector, Segment, aligned_zeros
 from aladdin_mpi.errors import ModelError
 
@@ -264,7 +266,7 @@ class FlatBuffers:
     Notes
     -----
     Buffers on the CPU that are float32 or int64 become views of these vectors; the others are
-    copied by :meth:`gather`.
+    copied by :meth:`gather`, which waits for a GPU, and by :meth:`write`, which does not.
     """
 
     def __init__(self, model: torch.nn.Module | None, taken: set[int]) -> None:
@@ -286,20 +288,36 @@ class FlatBuffers:
         self._views: list[torch.Tensor] = []
         at = {True: 0, False: 0}
         homes = {True: torch.from_numpy(self.floats), False: torch.from_numpy(self.counts)}
+        on_gpu = []
         for _, buffer in self._buffers:
             kind = buffer.is_floating_point()
+            later = buffer.device.type in STREAMS
+            if later:
+                on_gpu.append(Placed(buffer, kind, at[kind]))
             view = homes[kind][at[kind] : at[kind] + buffer.numel()].view(buffer.shape)
             at[kind] += buffer.numel()
             view.copy_(buffer)
-            if buffer.device.type == "cpu" and buffer.dtype == view.dtype:
+            if buffer.device.type == "cpu" and buffer.dtype == view.dtype and not later:
                 buffer.data = view
             self._views.append(view)
+        self._staging = BufferStaging(on_gpu) if on_gpu else None
 
-    def gather(self) -> None:
-        """Bring ``floats`` and ``counts`` up to date."""
+    def gather(self, on_gpu: bool = True) -> None:
+        """Bring ``floats`` and ``counts`` up to date; without ``on_gpu`` those elsewhere only."""
         for (_, buffer), view in zip(self._buffers, self._views, strict=True):
-            if buffer.data_ptr() != view.data_ptr():
+            away = buffer.data_ptr() != view.data_ptr()
+            if away and (on_gpu or buffer.device.type not in STREAMS):
                 view.copy_(buffer)
+
+    def write(self, floats: np.ndarray, counts: np.ndarray, post: Callable[..., None]) -> None:
+        """Fill in all buffers as they are now, those on a GPU through a call that is posted (see
+        :meth:`Port.post <aladdin_mpi.core.port.Port.post>`).
+        """
+        self.gather(on_gpu=False)
+        np.copyto(floats, self.floats)
+        np.copyto(counts, self.counts)
+        if self._staging is not None:
+            post(self._staging.read().take, floats, counts)
 
     def assign(self, floats: np.ndarray, counts: np.ndarray) -> None:
         """Set all buffers, in place."""

@@ -130,6 +130,13 @@ def _mix(x, target, s, alpha):
 
 
 @jit.kernel
+def _change(out, target, s, alpha):
+    alpha = out.dtype.type(alpha)
+    for i in range(out.size):
+        out[i] = alpha * (target[i] - s[i])
+
+
+@jit.kernel
 def _lazy_update(x, g, v, lr, momentum, weight_decay, scale):
     c, zero = x.dtype.type, x.dtype.type(0)
     lr, momentum, weight_decay, scale = c(lr), c(momentum), c(weight_decay), c(scale)
@@ -259,6 +266,11 @@ def mix_plain(x: Vector, target: Vector, alpha: float) -> None:
     _mix(*_cut(0, None, x, target), None, float(alpha))
 
 
+def change(out: Vector, target: Vector, s: Vector, alpha: float) -> None:
+    """``out = α (target - s)``: what a lag-compensated mix adds."""
+    _change(*_cut(0, None, out, target, s), float(alpha))
+
+
 def lazy_update(
     x: Vector,
     g: Vector,
@@ -307,6 +319,7 @@ def _call_all() -> None:
         swap(x, r)
         mix_plain(x, g, 1.0)
         mix_lagged(x, g, s, 1.0)
+        change(x, g, s, 1.0)
         lazy_update(x, g, s, 0.0, 0.0, 0.0, 0.0)
         nesterov(x, g, s, 0.0, 0.0, 1.0)
         merge_buffers(x, g, 1.0)

@@ -47,10 +47,13 @@ class Port(Protocol):
         Workers the run started with.
     slots : int
         Pushes that may be on their way at once, by memory.
+    rest : int
+        Pushes without a step that bring what ``--wire`` has left out.
     """
 
     num_workers: int
     slots: int
+    rest: int
 
     def try_push(
         self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object
@@ -88,10 +91,14 @@ class Port(Protocol):
     def abandon(self) -> None:
         """Nothing of what was sent ahead counts."""
 
-    def post(self, call: Callable[..., None], *args: object) -> None:
+    def post(self, call: Callable[..., bool | None], *args: object) -> None:
         """Have the communication thread make a call soon: calls and pushes keep their order, so
-        that what ``write`` posts is done to the vector before it is sent.
+        that what ``write`` posts is done to the vector before it is sent.  A call that returns
+        False is made again, before any later one.
         """
+
+    def wait_posted(self) -> None:
+        """Wait until all calls posted so far have been made."""
 
     def subtract(self, staging: np.ndarray, r: np.ndarray) -> None:
         """Have the communication thread push ``staging − r``, where ``staging`` is what ``write``

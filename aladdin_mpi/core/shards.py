@@ -123,6 +123,8 @@ class Shard(FlatVector):
                 flat = segment.flat[a - segment.start : b - segment.start]
                 segments.append(Segment(flat, a - start, b - start))
         super().__init__(segments, whole.x[start:stop])
+        if self.staging is not None and whole.staging is not None:
+            self.staging.losses = whole.staging.losses
         self._ranges = [
             (max(a, start) - start, min(b, stop) - start, group)
             for a, b, group in whole.group_ranges() if a < stop and b > start

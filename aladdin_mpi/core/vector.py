@@ -3,19 +3,20 @@
 What travels, and what the servers hold, is float32 whatever the parameters are: Δ/n would vanish in
 bfloat16.  Float32 memory on the CPU is worked on in place.  Any other dtype or device goes through
 a float32 vector in host memory, the *shadow*, that is gathered before a difference and scattered
-after a mix.
+after a mix.  What lies on a GPU can also be copied and mixed without waiting
+(:mod:`~aladdin_mpi.core.staging`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
 from aladdin_mpi.core import kernels
+from aladdin_mpi.core.staging import STREAMS, Segment, Staging
 
 __all__ = ["ALIGN", "ELEMENTS", "FlatVector", "Segment", "aligned_zeros"]
 
@@ -31,15 +32,6 @@ def aligned_zeros(size: int, dtype: type = np.float32) -> np.ndarray:
     raw = np.zeros(size * itemsize + ALIGN, np.uint8)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + size * itemsize].view(dtype)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A run of parameters with one dtype on one device; ``start:stop`` of the flat vector."""
-
-    flat: torch.Tensor
-    start: int
-    stop: int
 
 
 class FlatVector:
@@ -61,14 +53,19 @@ class FlatVector:
         The parameters: their own memory, or the shadow.
     direct : bool
         All of them are float32 on the CPU: there is no shadow.
+    staging : Staging or None
+        Where some are on a GPU: the way to copy and to mix without waiting.
     """
 
     def __init__(self, segments: Sequence[Segment], shadow: np.ndarray | None = None) -> None:
         self.segments = list(segments)
         self.size = self.segments[-1].stop
         only = self.segments[0]
+        waits = all(segment.flat.device.type not in STREAMS for segment in self.segments)
+        self.staging = None if waits else Staging(self.segments)
         self.direct = (
-            len(self.segments) == 1
+            waits
+            and len(self.segments) == 1
             and only.flat.dtype == torch.float32
             and only.flat.device.type == "cpu"
         )
@@ -76,7 +73,7 @@ class FlatVector:
             self.x = only.flat.numpy()
         else:
             self.x = aligned_zeros(self.size) if shadow is None else shadow
-        self._before = None if self.direct else aligned_zeros(self.size)
+        self._before: np.ndarray | None = None
         self._gather()
 
     def new_vector(self) -> np.ndarray:
@@ -144,7 +141,9 @@ class FlatVector:
         ``target`` becomes what x has moved by.
         """
         self._gather()
-        if self._before is not None:
+        if not self.direct:
+            if self._before is None:
+                self._before = aligned_zeros(self.size)
             np.copyto(self._before, self.x)
         if snapshot is None:
             kernels.mix_plain(self.x, target, alpha)

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -116,6 +115,7 @@ class WorkerPort(TimedPort):
     ) -> None:
         super().__init__(end.index, link, clock, recorder, on_lost)
         self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
+        self.rest = end.pushes_of_all - 1
         self.others: Callable[[], None] = lambda: None
         self._end, self._buffers, self._rates = end, buffers, rates
         self._active = num_workers  # when the steps that are not pushed yet were begun
@@ -151,9 +151,7 @@ class WorkerPort(TimedPort):
                 self._link.post(self._memory.send_nothing, frame)
         elif self._frame is not None and frame.params is not frame.payload:
             self._link.post(frame.encode)
-        self._buffers.gather()
-        np.copyto(frame.floats, self._buffers.floats)
-        np.copyto(frame.counts, self._buffers.counts)
+        self._buffers.write(frame.floats, frame.counts, self._link.post)
         clock, sequence = self._clock, self._end.next_sequence
         header.setdefault("version", self._version)
         samples, loss = (clock.samples, clock.loss) if self._leads else (0, math.nan)
@@ -179,8 +177,11 @@ class WorkerPort(TimedPort):
     def abandon(self) -> None:
         self._end.abandon()
 
-    def post(self, call: Callable[..., None], *args: object) -> None:
+    def post(self, call: Callable[..., bool | None], *args: object) -> None:
         self._link.post(call, *args)
+
+    def wait_posted(self) -> None:
+        self._link.wait_posted()
 
     def subtract(self, staging: np.ndarray, r: np.ndarray) -> None:
         frame, self._frame = self._frame, None
@@ -238,9 +239,7 @@ class WorkerPort(TimedPort):
         """
         if self._memory is None:
             return {}
-        done = Event()
-        self._link.post(done.set)
-        done.wait()
+        self.wait_posted()
         return self._memory.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

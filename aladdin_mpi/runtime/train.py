@@ -152,6 +152,8 @@ class _Training:
     def __init__(self, config: RunConfig, data: DataBundle, model: nn.Module, am: Any) -> None:
         self.config, self.am = config, am
         device = torch.device(am.device())
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         self.place = Placement(device, config.amp == "bf16", config.channels_last)
         self.model = model.to(device)
         if config.channels_last:

@@ -96,6 +96,8 @@ class Driver:
             self._first = False
         else:
             self.params.check_next()
+        if self.params.staging is not None:
+            self.params.staging.losses.notice()
         port.start_step()
         self._optimizer_s = 0.0
         lr = self.optimizer.param_groups[0]["lr"]

@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import teams
+from devices import stand_in
 from mpi4py import MPI
 from teams import CLOSE, TARGET, Case, Training, mixed, serve, steady, towards, toy, train
 
@@ -186,3 +187,17 @@ def test_gradients_pushed_in_part(comm: MPI.Intracomm, name: str) -> None:
     )  # fmt: skip
     final = alike(comm, run(comm, training))
     assert np.abs(final - np.resize(TARGET, 256)).max() < CLOSE.get(name, 0.3)
+
+
+@on_three
+@pytest.mark.parametrize("chance", [0.02, 1.0])
+def test_copies_that_are_late(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, chance: float
+) -> None:
+    """As from a GPU; nothing is sent before it is there, and no mix is pushed."""
+    stand_in(monkeypatch, chance, seed=comm.rank)
+    training = toy("aladdin", steady, options={"count_leavers": False}, lr=0.125,
+                   iterations=lambda worker: 40)  # fmt: skip
+    final = alike(comm, run(comm, training))
+    steps = [-0.125 * steady(w, TARGET, k) for w in range(comm.size - 1) for k in range(40)]
+    np.testing.assert_allclose(final, np.sum(steps, axis=0) / (comm.size - 1), rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import require
 import suite
 
 REPORT = """<?xml version="1.0"?>
@@ -49,6 +50,19 @@ def test_left_out_is_a_failure_only_where_all_is_required() -> None:
     result = suite.Result("cluster", "mpich", passed=1, left_out=[("tests/cluster", "needs root")])
     assert suite.summary([result], require_all=False)[1]
     assert not suite.summary([result], require_all=True)[1]
+
+
+def test_tests_without_a_gpu_are_listed_and_no_failure() -> None:
+    why = f"{require.NO_GPU} (torch.cuda.is_available() is false)"
+    result = suite.Result("unit", passed=1, left_out=[("tests/unit/test_a.py::test_b", why)])
+    text, well = suite.summary([result], require_all=True)
+    assert well
+    assert f"test_b: {why}" in text
+    assert "has failed" not in text
+    result.left_out.append(("tests/unit/test_a.py::test_c", "no mpiexec"))
+    text, well = suite.summary([result], require_all=True)
+    assert not well
+    assert "this run has failed" in text
 
 
 def test_nothing_at_all_is_no_success() -> None:
