@@ -344,8 +344,9 @@ def relay(job: Job, algorithm: Algorithm, config: Any) -> bool:
     loop.serve()
     job.measure_end()
     link.free()
-    job.end(reason="all workers have ended")
-    return link.stop == Stop.PREEMPTED
+    preempted = link.stop == Stop.PREEMPTED
+    job.end(reason="preempted" if preempted else "all workers have ended")
+    return preempted
 
 
 def _for_server(restart: Restart, workers: int) -> dict[str, Any]:

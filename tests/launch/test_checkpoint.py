@@ -41,6 +41,7 @@ def same(a: Path, b: Path) -> bool:
         ("bsp", 3, ()),
         ("bsp", 4, ("--servers", "2")),
         ("bsp", 4, ("--servers", "2", "--wire", "dgc:0.05:40")),
+        ("bsp", 5, ("--merge-on-node",)),
         ("localsgd", 2, ()),
         ("arsgd", 2, ("--backend", "mpi")),
     ],
@@ -63,12 +64,29 @@ def test_a_resumed_synchronous_run_is_the_same_to_the_bit(tmp_path, algorithm, r
     assert first > 0
 
 
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.first_mpi)])
-def test_nothing_is_lost_or_applied_twice_across_the_cut(tmp_path, servers):
+@pytest.mark.first_mpi
+def test_bsp_is_the_same_to_the_bit_where_a_node_merges(tmp_path):
+    options = ("--algorithm", "bsp", "--epochs", "2")
+    train(4, tmp_path / "apart", *options)
+    train(5, tmp_path / "merged", "--merge-on-node", *options)
+    train(6, tmp_path / "two", "--merge-on-node", "--servers", "2", *options)
+    assert same(tmp_path / "apart", tmp_path / "merged")
+    assert same(tmp_path / "apart", tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("servers", "merges"),
+    [
+        (1, False),
+        pytest.param(2, False, marks=pytest.mark.first_mpi),
+        pytest.param(2, True, marks=pytest.mark.first_mpi),
+    ],
+)
+def test_nothing_is_lost_or_applied_twice_across_the_cut(tmp_path, servers, merges):
     """Workers of different speed; a server's part is the mean of their steps, exactly."""
     folder, ranks = tmp_path / "run", 4 + servers
     script = [sys.executable, str(SCRIPTS / "steady.py"), str(folder), str(servers)]
-    mpirun(ranks, [*script, "300", ""], timeout=120)
+    mpirun(ranks + merges, [*script, "300", "", str(int(merges))], timeout=120)
     found = 0
     for number in checkpoint.numbers(folder):
         left = checkpoint.head(folder, number)["left"]
@@ -83,7 +101,7 @@ def test_nothing_is_lost_or_applied_twice_across_the_cut(tmp_path, servers):
         assert params[:1000].unique().tolist() == [sum(made) / 4]
         assert [channel["version"] for channel in channels] == [sum(made)] * servers**2
     assert found >= 3
-    mpirun(ranks, [*script, "500", "auto"], timeout=120)
+    mpirun(ranks, [*script, "500", "auto", "0"], timeout=120)
 
 
 def running(folder: Path, rank: int) -> int:
@@ -91,7 +109,7 @@ def running(folder: Path, rank: int) -> int:
     for _ in range(600):
         try:
             with open_rank_file(rank_path(folder, rank)) as file:
-                if len(file["steps"]) + len(file["arrivals"]) > 100:
+                if len(file["steps"]) + len(file["merges"]) > 100:
                     return int(file.attrs["pid"])
         except (OSError, KeyError):
             pass
@@ -107,6 +125,7 @@ def running(folder: Path, rank: int) -> int:
         pytest.param("bsp", 3, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
         ("localsgd", 2, 1, signal.SIGUSR1),
         pytest.param("bsp --servers 2", 4, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
+        ("aladdin --merge-on-node", 4, 1, signal.SIGTERM),
         pytest.param("ad-psgd", 3, 1, signal.SIGUSR1, marks=pytest.mark.first_mpi),
     ],
 )

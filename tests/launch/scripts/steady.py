@@ -10,11 +10,11 @@ import torch
 import aladdin_mpi as am
 
 if __name__ == "__main__":
-    folder, servers, steps, resume = sys.argv[1:5]
+    folder, servers, steps, resume, merges = sys.argv[1:6]
     am.init(
         "aladdin", out=folder, resume=resume, checkpoint_iterations=40, checkpoint_keep=100,
         replies=False, coalesce=False, progress="off", servers=int(servers),
-        max_shard_bytes=1024 if servers == "2" else 0,
+        max_shard_bytes=1024 if servers == "2" else 0, merge_on_node=merges == "1",
     )  # fmt: skip
     x = torch.nn.Parameter(torch.zeros(1000))
     model = torch.nn.Module()
