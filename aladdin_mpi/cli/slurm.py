@@ -59,18 +59,21 @@ def slurm(
 ) -> None:
     if tasks_per_node is None:
         tasks_per_node = max(gpus_per_node, 0) or ScriptOptions.tasks_per_node
+    servers, relay = _others(training, gpus_per_node > 0)
     options = ScriptOptions(
         nodes=nodes, gpus_per_node=gpus_per_node, tasks_per_node=tasks_per_node,
         cpus_per_task=cpus_per_task, time=time, account=account, partition=partition,
         mpi=mpi, launcher=launcher, job_name=job_name,
-        servers=_servers(training, gpus_per_node > 0), training=training or ScriptOptions.training,
+        servers=servers, relay=relay, training=training or ScriptOptions.training,
     )  # fmt: skip
     text = script(options)
     click.echo(_submit(text) if submit else text, nl=submit)
 
 
-def _servers(training: tuple[str, ...], gpus: bool) -> int:
-    """Check the arguments of train, which would else fail hours later; how many servers it has."""
+def _others(training: tuple[str, ...], gpus: bool) -> tuple[int, bool]:
+    """Check the arguments of train, which would else fail hours later; how many servers it has, and
+    whether nodes have a relay.
+    """
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.algorithms.base import Topology
     from aladdin_mpi.cli.train import parse
@@ -81,7 +84,8 @@ def _servers(training: tuple[str, ...], gpus: bool) -> int:
             "--server-placement spread: with --gpus-per-node the servers are tasks more on the "
             "first node; leave it out"
         )
-    return config.servers if find(config.algorithm).topology is Topology.SERVER else 0
+    served = find(config.algorithm).topology is Topology.SERVER
+    return config.servers if served else 0, config.merge_on_node
 
 
 def _submit(text: str) -> str:

@@ -49,6 +49,8 @@ class ScriptOptions:
         Of :data:`MPIS` and :data:`LAUNCHERS`.
     servers : int
         How many the training has; 0 where the algorithm has none.
+    relay : bool
+        Every node has one; with GPUs it is one more task there.
     training : sequence of str
         Arguments of ``aladdin-mpi train``.
 
@@ -69,6 +71,7 @@ class ScriptOptions:
     mpi: str = "mpich"
     launcher: str = "srun"
     servers: int = 1
+    relay: bool = False
     training: Sequence[str] = (
         "--dataset", "digits", "--model", "mlp", "--algorithm", "aladdin",
         "--epochs", "20", "--batch-size", "32", "--lr", "0.05",
@@ -133,7 +136,7 @@ def _head(options: ScriptOptions) -> str:
     where = (
         "GPU nodes with InfiniBand: a worker for every GPU, and a server" if gpus else "CPU nodes"
     )
-    tasks = options.tasks_per_node + (options.servers if gpus else 0)
+    tasks = options.tasks_per_node + (options.servers + options.relay if gpus else 0)
     signal = "B:USR1@120" if options.launcher == "mpirun" else "USR1@120"
     several = options.servers > 1
     note = "one of all tasks serves, the others train"
@@ -144,6 +147,8 @@ def _head(options: ScriptOptions) -> str:
         if several:
             note = f"workers and {options.servers} more, for the servers on the first"
         note = note if options.servers else "workers"
+    if options.relay:
+        note += "; on each node one merges"
     lines = [
         "#!/bin/bash",
         f"# Train with aladdin_mpi on {where}.",

@@ -194,6 +194,10 @@ def test_an_algorithm_without_a_server_gets_no_task_for_one() -> None:
     assert variables(text)["SERVERS"] == "0" and sbatch(text)["ntasks-per-node"] == "2"
     text = call("--gpus-per-node", "2", "--", "--servers", "3").stdout
     assert variables(text)["SERVERS"] == "3" and sbatch(text)["ntasks-per-node"] == "5"
+    text = call("--gpus-per-node", "4", "--", "--merge-on-node").stdout
+    assert variables(text)["SERVERS"] == "1" and sbatch(text)["ntasks-per-node"] == "6"
+    text = call("--tasks-per-node", "5", "--", "--merge-on-node").stdout
+    assert sbatch(text)["ntasks-per-node"] == "5", "on CPUs all ranks are counted"
 
 
 @pytest.mark.parametrize(
