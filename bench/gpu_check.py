@@ -111,6 +111,13 @@ def joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
     return out
 
 
+def stand_in() -> None:
+    """From now on in this process the CPU counts as a GPU, with memory of its own."""
+    from aladdin_mpi.core.staging import STREAMS, HostStream
+
+    STREAMS["cpu"] = lambda device: HostStream()
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
@@ -162,11 +169,10 @@ def show_copies(device: torch.device) -> None:
 def worker(out: Path, kind: str, megabytes: float, batch: int, blocks: int) -> None:
     """One rank of the job; writes what it measured to ``worker-<index>.json``."""
     import aladdin_mpi as am
-    from aladdin_mpi.core.staging import STREAMS, HostStream
 
     am.init("aladdin", out=str(out / "run"), progress="off")
     if kind == "cpu":
-        STREAMS["cpu"] = lambda device: HostStream()
+        stand_in()
         device = torch.device("cpu")
     else:
         device = am.device()
@@ -267,6 +273,7 @@ def main(
         click.echo(f"torch {torch.__version__}, {len(names)} x {names[0]}")
     else:
         click.echo("the CPU stands in for a GPU: these figures say nothing about GPUs")
+        stand_in()
     status = 0
     if tests:
         status = run_tests()
