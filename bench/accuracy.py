@@ -63,7 +63,7 @@ GRADIENTS = {
 }
 DGC = GRADIENTS | {
     f"{name}, {wire}": (*GRADIENTS[name], "--wire", wire)
-    for wire in ("dgc:0.01:234", "dgc:0.01")  # 234 iterations of a worker are an epoch
+    for wire in ("dgc:0.1:234", "dgc:0.01:234")  # 234 iterations of a worker are an epoch
     for name in GRADIENTS
 }
 

@@ -22,7 +22,12 @@ from aladdin_mpi.runtime.train import largest_norm
 pytestmark = pytest.mark.timeout(120)
 
 GRADIENTS = ("asp", "bsp", "ssp", "dssp", "shat", "aladdin")
-OPTIONS: dict[str, dict[str, Any]] = {"aladdin": {"preset": "paper"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "aladdin": {
+        "preset": "paper", "server_momentum": 0.5, "coalesce": False, "in_flight": "1"
+    },
+}  # fmt: skip
+"""One push at a time, so that replies are never late: late ones let the paper's server run away."""
 
 
 def memory_of(wire: str, size: int, momentum: float) -> tuple[GradientMemory, Frame]:
