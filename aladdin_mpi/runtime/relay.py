@@ -1,9 +1,9 @@
 """A relay's loop: merge what the workers of its node have pushed, send it on; never wait for one.
 
 While a message is on its way, pushes gather; what is there when the way is free goes next, as one
-message that says whose pushes are in it.  It is held back only for a worker that is due, and no
-longer than a message takes: where those are short, it goes at once; where they are long, more
-pushes share one, and none becomes more than twice as late.  Only where the server itself waits for
+message that says whose pushes are in it.  It is held back only for workers that are due, and no
+longer than the last message took, from when that had arrived: where messages are short, pushes go
+at once; where they are long, more of them share one.  Only where the server itself waits for
 everybody in every round (*rounds*), the relay waits for all of its workers, too, and adds up those
 that lie below one node of the tree of all workers (:mod:`~aladdin_mpi.core.pairwise`).
 """
@@ -61,14 +61,11 @@ class RelayLinkLike(Protocol):
 
 
 class Waiting(NamedTuple):
-    """A push in its slot, which has not been sent on; ``good``: its payload is finite; [s] when it
-    came.
-    """
+    """A push in its slot, which has not been sent on; ``good``: its payload is finite."""
 
     frame: Frame
     push: Push
     good: bool
-    since: float
 
 
 class Gathering:
@@ -95,7 +92,7 @@ class Gathering:
         self._waiting: list[Waiting] = []
         self._whole: list[list[Waiting]] = []  # messages that can go
         self._due: dict[int, float] = {}  # [s] when a worker's next push is expected
-        self._message_s = 0.0  # how long the last message took
+        self._held_until = 0.0  # [s] how long what is there may be held back for others
 
     def add(self, one: Waiting) -> None:
         """A push has arrived."""
@@ -127,14 +124,13 @@ class Gathering:
 
     def arrived(self, members: Sequence[Waiting], now: float, message_s: float) -> None:
         """A message has been merged at the server."""
-        self._message_s = message_s
+        self._held_until = now + message_s
         self._due.update({one.push.worker: now + one.push.iteration_s for one in members})
 
     def _holds_back(self, now: float) -> bool:
         """Somebody who has nothing here is due, soon enough to be waited for."""
-        until = self._waiting[0].since + self._message_s
         absent = self._training - {one.push.worker for one in self._waiting}
-        return now < until and any(now < self._due.get(w, 0.0) <= until for w in absent)
+        return any(now < self._due.get(worker, 0.0) <= self._held_until for worker in absent)
 
     def _alike(self, key: Callable[[Waiting], Any]) -> list[Waiting]:
         """The oldest push and those like it, each worker's in order."""
@@ -212,9 +208,9 @@ class RelayLoop:
         for channel in self._channels:
             for arrival in channel.end.arrivals():
                 found = True
-                frame, now = arrival.frame, time.monotonic()
+                frame = arrival.frame
                 push = frame.read_push(channel.num_rates)
-                channel.gathering.add(Waiting(frame, push, self._finite(frame), now))
+                channel.gathering.add(Waiting(frame, push, self._finite(frame)))
             found = self._send(channel) or found
         now = time.monotonic()
         if found:

@@ -26,9 +26,9 @@ from aladdin_mpi.runtime.options import check_merging, configure
 from aladdin_mpi.runtime.relay import Gathering, RelayLoop, Waiting
 
 
-def waits(worker: int, sequence: int = 1, since: float = 0.0, **header: Any) -> Waiting:
+def waits(worker: int, sequence: int = 1, **header: Any) -> Waiting:
     push = Push(worker, sequence, **{"active": 4, "iteration_s": 0.1, **header})
-    return Waiting(FrameLayout(16).new_frame(), push, True, since)
+    return Waiting(FrameLayout(16).new_frame(), push, True)
 
 
 def who(message: list[Waiting]) -> list[tuple[int, int]]:
@@ -56,15 +56,15 @@ def test_what_the_server_treats_in_another_way_goes_apart(other: dict[str, Any])
 def test_a_message_waits_for_one_that_is_due_but_not_longer_than_the_last_one_took() -> None:
     gathering = Gathering([0, 1], 2, rounds=False)
     gathering.arrived([waits(0), waits(1)], now=10.0, message_s=0.15)  # both are due at 10.1
-    gathering.add(waits(0, 2, since=10.02))
+    gathering.add(waits(0, 2))
     assert gathering.take(10.05) == [], "worker 1 is due"
     assert who(gathering.take(10.11)) == [(0, 2)], "it has not come in time"
     gathering.arrived([waits(0), waits(1)], now=20.0, message_s=0.05)
-    gathering.add(waits(0, 3, since=20.02))
+    gathering.add(waits(0, 3))
     assert who(gathering.take(20.03)) == [(0, 3)], "it is due too late"
     gathering.arrived([waits(0), waits(1)], now=30.0, message_s=0.15)
     gathering.add(waits(1, 3, last=True))
-    gathering.add(waits(0, 4, since=30.0))
+    gathering.add(waits(0, 4))
     assert who(gathering.take(30.01)) == [(1, 3), (0, 4)], "there is nobody else"
 
 
