@@ -226,7 +226,8 @@ def one_server(
         hosts.mpirun(argv, timeout=seconds + 180, ranks_per_host=ranks)
         seen = load(Path(folder) / "run", sum(ranks))
     carried = watch.carried(seen.begin, seen.end)
-    return Seen(seen.pushes_per_s, *carried, seen.step_ms, watch.idle(seen.begin, seen.end))
+    idle = watch.idle(seen.begin, seen.end)
+    return Seen(*map(float, (seen.pushes_per_s, *carried, seen.step_ms, idle)))
 
 
 @main.command("nodes")

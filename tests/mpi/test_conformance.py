@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -114,12 +115,22 @@ def test_communication_keeps_the_mean(comm: MPI.Intracomm, name: str) -> None:
     np.testing.assert_allclose(final, np.sum(steps, axis=0) / comm.size, rtol=1e-4, atol=1e-4)
 
 
+def one_after_the_other(worker: int) -> int:
+    """The iterations of each worker: they end early, and not together."""
+    return 60 + 40 * worker
+
+
+def slow(worker: int, iteration: int) -> None:
+    """Worker 1 takes ten times as long."""
+    time.sleep(2e-3 if worker == 1 else 2e-4)
+
+
 @pytest.mark.ranks(exactly=5)
 @pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("name", SERVED)
 def test_several_servers(comm: MPI.Intracomm, name: str, servers: int) -> None:
     case = Case(name, servers)
-    final = alike(comm, run(comm, case.toy(iterations=lambda worker: 60 + 40 * worker)))
+    final = alike(comm, run(comm, case.toy(iterations=one_after_the_other, before_step=slow)))
     assert np.abs(final - case.target).max() < CLOSE.get(name, 0.15)
 
 
@@ -154,7 +165,7 @@ ON_NODES = {
 def test_merging_on_nodes(comm: MPI.Intracomm, name: str, where: str) -> None:
     servers, nodes = ON_NODES[where]
     case = Case(name, servers)
-    training = case.toy(iterations=lambda worker: 60 + 40 * worker)
+    training = case.toy(iterations=one_after_the_other, before_step=slow)
     final = alike(comm, run(comm, training, nodes))
     assert np.abs(final - case.target).max() < CLOSE.get(name, 0.15)
 
