@@ -1,0 +1,199 @@
+"""``aladdin-mpi simulate``: what to expect of links and algorithms, before there is a cluster."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aladdin_mpi.cli.errors import writing
+from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.simulation.answers import ALGORITHMS, advice, sweep
+from aladdin_mpi.simulation.outcome import Outcome
+from aladdin_mpi.simulation.setting import DISTRIBUTIONS, IN_FLIGHT, Setting
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["simulate"]
+
+WIDTH = 100
+"""Columns below which a terminal wraps the lines itself."""
+
+PRICE = "Iterations are counted here, not what they are worth: staleness has a price (--train)."
+
+GIGABIT = 1e9 / 8
+POSITIVE = click.FloatRange(0, min_open=True)
+NOT_NEGATIVE = click.FloatRange(0)
+
+
+class Numbers(click.ParamType):
+    """Whole numbers of at least 1, separated by commas."""
+
+    name = "N,N,…"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(int(part) for part in value.replace(",", " ").split())
+        except ValueError:
+            found = ()
+        if not found or min(found) < 1:
+            raise ConfigError(
+                f"{param.opts[0]} {value}: must be whole numbers of at least 1, such as 4,8,16"
+            )
+        return found
+
+
+@click.command()
+@click.option("--workers", type=Numbers(), default="8", show_default=True,
+              help="how many; several: a row for each")  # fmt: skip
+@click.option("--servers", type=Numbers(), help="ditto  [1, 2, 4, … until their links carry all]")
+@click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(list(ALGORITHMS)),
+              help="may be given again  [all]")  # fmt: skip
+@click.option("--payload", type=POSITIVE, help="parameters as they travel, in MB  [32]")
+@click.option("--rate", type=POSITIVE, help="of a server's link, each way, in Gb/s  [10]")
+@click.option("--worker-rate", type=POSITIVE, help="of a worker's link  [as a server's]")
+@click.option("--latency", type=NOT_NEGATIVE, help="of a message, in ms  [0.05]")
+@click.option("--reply-latency", type=NOT_NEGATIVE, help="of a reply, in ms  [as --latency]")
+@click.option("--overhead", type=NOT_NEGATIVE,
+              help="of a push beside transfer and merge, in ms  [1]")  # fmt: skip
+@click.option("--merge-rate", type=POSITIVE, help="what a server merges, in GB/s  [10]")
+@click.option("--shards", type=click.IntRange(1), help="parts of the parameters  [one per server]")
+@click.option("--compute", type=POSITIVE, help="an iteration without communication, in ms  [100]")
+@click.option("--distribution", type=click.Choice(DISTRIBUTIONS),
+              help="of its times  [normal]")  # fmt: skip
+@click.option("--spread", type=NOT_NEGATIVE, help="their standard deviation over the mean  [0.05]")
+@click.option("--slow-worker", multiple=True, metavar="INDEX:FACTOR",
+              help="computes FACTOR times as long; may be given again")  # fmt: skip
+@click.option("--period", type=click.IntRange(1), help="iterations between two replies  [4]")
+@click.option("--in-flight", type=click.Choice(IN_FLIGHT),
+              help="pushes of a worker on their way (aladdin)  [auto]")  # fmt: skip
+@click.option("--overlap", type=click.FloatRange(0, 1),
+              help="share of computing while which gradients travel (bsp, asp, arsgd)  [0]")  # fmt: skip
+@click.option("--iterations", type=click.IntRange(8), help="of a worker  [64 to 2000]")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path),
+              help="also write the table to this file")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="print the figures as JSON instead")
+def simulate(
+    workers: tuple[int, ...],
+    servers: tuple[int, ...] | None,
+    algorithms: tuple[str, ...],
+    csv_path: Path | None,
+    as_json: bool,
+    seed: int,
+    **given: Any,
+) -> None:
+    """Simulate workers, servers and the links between them; needs no MPI.
+
+    Prints, for each algorithm, the time of a step, the speed-up over one worker, how full the links
+    are, how stale a push is, and how many servers the model needs.
+    """
+    base = _setting({}, given, seed)
+    outcomes = sweep(base, workers, servers or (), algorithms or tuple(ALGORITHMS))
+    lines = advice(base, outcomes)
+    _show(base, outcomes, lines, as_json)
+    if csv_path:
+        with writing("--csv", csv_path):
+            csv_path.parent.mkdir(parents=True, exist_ok=True)
+            with csv_path.open("w", newline="") as file:
+                writer = csv_module.DictWriter(file, list(outcomes[0].to_json()))
+                writer.writeheader()
+                writer.writerows(outcome.to_json() for outcome in outcomes)
+        click.echo(f"table: {csv_path}", err=as_json)
+
+
+DEFAULTS: dict[str, Any] = {
+    "payload_bytes": 32e6, "bytes_per_s": 10 * GIGABIT, "latency_s": 5e-5, "overhead_s": 1e-3,
+    "compute_s": 0.1, "distribution": "normal", "spread": 0.05,
+}  # fmt: skip
+
+UNITS: dict[str, tuple[str, float]] = {
+    "payload": ("payload_bytes", 1e6), "rate": ("bytes_per_s", GIGABIT),
+    "worker_rate": ("worker_bytes_per_s", GIGABIT), "latency": ("latency_s", 1e-3),
+    "reply_latency": ("reply_latency_s", 1e-3), "overhead": ("overhead_s", 1e-3),
+    "merge_rate": ("merge_bytes_per_s", 1e9), "compute": ("compute_s", 1e-3),
+}  # fmt: skip
+"""Option: field of the setting, and what its unit is there."""
+
+
+def _setting(found: dict[str, Any], given: dict[str, Any], seed: int) -> Setting:
+    """Defaults, what a run's log told, and options, which win over it."""
+    values = DEFAULTS | found
+    for name, value in given.items():
+        if name == "slow_worker" or value is None:
+            continue
+        field, unit = UNITS.get(name, (name, None))
+        values[field] = value if unit is None else value * unit
+    if given["compute"] is not None or given["distribution"] or given["spread"] is not None:
+        values["measured_s"] = ()
+    if given["slow_worker"]:
+        values["slow"] = _slow(given["slow_worker"])
+    most = max(values["slow"], default=-1) + 1 if "slow" in values else 1
+    return Setting(num_workers=max(most, 1), seed=seed, **values)
+
+
+def _slow(pairs: Sequence[str]) -> dict[int, float]:
+    found = {}
+    for pair in " ".join(pairs).replace(",", " ").split():
+        index, _, factor = pair.partition(":")
+        try:
+            found[int(index)] = float(factor)
+        except ValueError:
+            raise ConfigError(
+                f"--slow-worker {pair}: give INDEX:FACTOR, such as 3:10"
+            ) from None
+    return found
+
+
+def _show(base: Setting, outcomes: list[Outcome], lines: list[str], as_json: bool) -> None:
+    if as_json:
+        setting = {
+            name: value for name, value in asdict(base).items()
+            if name not in ("num_workers", "servers", "shards", "measured_s")
+        }  # fmt: skip
+        rows = [outcome.to_json() for outcome in outcomes]
+        click.echo(json.dumps({"setting": setting, "outcomes": rows, "answers": lines}, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    console.print(_table(outcomes))
+    for line in [*lines, PRICE]:
+        console.print(line, soft_wrap=True)
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("workers", "algorithm", "servers", "step ms", "speed-up", "blocked", "link in",
+                 "link out", "per push", "staleness", "95 %", "reply age"):  # fmt: skip
+        table.add_column(name, justify="left" if name == "algorithm" else "right")
+    for o in outcomes:
+        table.add_row(
+            str(o.workers), o.algorithm, str(o.servers or "–"), _number(1e3 * o.step_s),
+            _number(o.speedup), _percent(o.blocked), _percent(o.link_in), _percent(o.link_out),
+            _number(o.iterations_per_push), _number(o.staleness), _number(o.staleness_95),
+            _number(o.reply_age),
+        )  # fmt: skip
+    return table
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    return "–" if math.isnan(value) else f"{100 * max(value, 0.0):.0f} %"
