@@ -77,20 +77,25 @@ class Tally:
         self._began_s = self._ended_s = 0.0
         self._in_bytes = self._out_bytes = 0.0
         self._window_steps = 0
-        self.computed_s = 0.0
+        self._took_s = self._computed_s = 0.0  # of the steps of all workers
         self.pushes = self.carried = 0
         self.staleness: Counter[int] = Counter()
         self.reply_ages = self.replies = 0
 
-    def step(self, now_s: float, computed_s: float, in_bytes: float, out_bytes: float) -> bool:
-        """A step has ended; True: it was the last one that counts.
+    def step(
+        self, now_s: float, took_s: float, computed_s: float, in_bytes: float, out_bytes: float
+    ) -> bool:
+        """A step of ``took_s`` has ended; True: no further one counts.
 
         ``in_bytes`` and ``out_bytes`` are what the links have carried so far.
         """
+        if self._over:
+            return True
         self.steps += 1
-        self.computed_s += computed_s
+        self._took_s += took_s
+        self._computed_s += computed_s
         if self.steps == self._begin_at:
-            self._began_s, self.computed_s = now_s, 0.0
+            self._began_s, self._took_s, self._computed_s = now_s, 0.0, 0.0
             self._in_bytes, self._out_bytes = in_bytes, out_bytes
             self._window_steps = self.pushes = self.carried = self.reply_ages = self.replies = 0
             self.staleness.clear()
@@ -102,15 +107,26 @@ class Tally:
         self._in_bytes, self._out_bytes = in_bytes - self._in_bytes, out_bytes - self._out_bytes
         return True
 
+    @property
+    def _over(self) -> bool:
+        return self.steps >= self.end_at
+
     def push(self, iterations: int) -> None:
         """A push has been handed over."""
-        self.pushes += 1
-        self.carried += iterations
+        if not self._over:
+            self.pushes += 1
+            self.carried += iterations
+
+    def merged(self, staleness: int) -> None:
+        """A push has been merged."""
+        if not self._over:
+            self.staleness[staleness] += 1
 
     def mix(self, iterations: int) -> None:
-        """A reply has been mixed in, so many steps after the push that asked for it."""
-        self.replies += 1
-        self.reply_ages += iterations
+        """A reply has been mixed in, so many steps after the push that it names."""
+        if not self._over:
+            self.replies += 1
+            self.reply_ages += iterations
 
     def outcome(self, algorithm: str) -> Outcome:
         """The figures of the window."""
@@ -124,7 +140,7 @@ class Tally:
             algorithm, s.num_workers, s.servers,
             step_s=s.num_workers / rate, steps_per_s=rate, speedup=rate * s.compute_s,
             efficiency=rate * s.compute_s / s.num_workers,
-            blocked=1 - self.computed_s / (s.num_workers * took_s),
+            blocked=1 - self._computed_s / self._took_s,
             link_in=self._in_bytes / link, link_out=self._out_bytes / link,
             iterations_per_push=_ratio(self.carried, self.pushes),
             staleness=_ratio(sum(k * v for k, v in counts.items()), total),

@@ -34,7 +34,15 @@ import numpy as np
 from aladdin_mpi.simulation.outcome import Outcome
 from aladdin_mpi.simulation.setting import FRAMING_BYTES, ComputeTimes, Setting
 
-__all__ = ["RANGE_BYTES", "allreduce_s", "last_end", "simulate_arsgd", "simulate_bsp", "simulate_sgp"]
+__all__ = [
+    "RANGE_BYTES",
+    "after_computing_s",
+    "allreduce_s",
+    "last_end",
+    "simulate_arsgd",
+    "simulate_bsp",
+    "simulate_sgp",
+]
 
 RANGE_BYTES = 4 << 20
 """[B] of a range of gradients that is reduced at once."""
@@ -47,16 +55,21 @@ def allreduce_s(setting: Setting, nbytes: float) -> float:
     return rounds * (nbytes / n / setting.worker_bytes_per_s + setting.latency_s)
 
 
+def after_computing_s(setting: Setting, longest_s: float) -> float:
+    """[s] from the end of the slowest worker's computing, ``longest_s``, to that of the all-reduce
+    of gradients.
+    """
+    whole = allreduce_s(setting, setting.payload_bytes)
+    if not setting.overlap:
+        return whole
+    last = allreduce_s(setting, min(RANGE_BYTES, setting.payload_bytes))
+    return max(whole - setting.overlap * longest_s, last)
+
+
 def simulate_arsgd(setting: Setting) -> Outcome:
     """AR-SGD."""
     times = ComputeTimes(setting).blocks(setting.iterations)
-    longest = times.max(axis=1)
-    whole = allreduce_s(setting, setting.payload_bytes)
-    if setting.overlap:
-        last = allreduce_s(setting, min(RANGE_BYTES, setting.payload_bytes))
-        steps = np.maximum((1 - setting.overlap) * longest + whole, longest + last)
-    else:
-        steps = longest + whole
+    steps = [longest + after_computing_s(setting, longest) for longest in times.max(axis=1)]
     ends = np.cumsum(steps)
     n = setting.num_workers
     sent = 2 * (n - 1) / n * setting.payload_bytes

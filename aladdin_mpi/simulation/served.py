@@ -58,17 +58,15 @@ class _World:
         self.times = ComputeTimes(setting)
         self.version = 0
 
-    def stepped(self, computed_s: float) -> None:
+    def stepped(self, took_s: float, computed_s: float) -> None:
         """Count a step."""
-        lanes = self.lanes
-        if self.tally.step(
-            self.events.now, computed_s, lanes.inward.carried_bytes, lanes.outward.carried_bytes
-        ):
+        carried = self.lanes.inward.carried_bytes, self.lanes.outward.carried_bytes
+        if self.tally.step(self.events.now, took_s, computed_s, *carried):
             self.events.stop()
 
     def merged(self, version: int) -> None:
         """Count a merge of a push whose worker had ``version``."""
-        self.tally.staleness[self.version - version] += 1
+        self.tally.merged(self.version - version)
         self.version += 1
 
 
@@ -118,9 +116,10 @@ class _AladdinWorker:
             self.version, self.reply, self.due = self.reply[1], None, False
             world.tally.mix(self.made - self.asked_at)
         self.made += 1
-        self.sends.stepped(now - self.began_s)
+        took_s = now - self.began_s
+        self.sends.stepped(took_s)
         self.began_s = now
-        world.stepped(computed_s)
+        world.stepped(took_s, computed_s)
         self.start()
 
     def merge(self, handed_s: float, version: int, asks: bool) -> None:
@@ -172,7 +171,7 @@ class _AspWorker:
         """The answer has arrived: the step ends, the next one begins."""
         self.version = version
         self.world.tally.push(1)
-        self.world.stepped(self.computed_s)
+        self.world.stepped(self.world.events.now - self.began_s, self.computed_s)
         self.start()
 
 

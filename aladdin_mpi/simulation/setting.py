@@ -30,7 +30,7 @@ _POSITIVE = ("compute_s", "payload_bytes", "bytes_per_s", "worker_bytes_per_s", 
 _NOT_NEGATIVE = ("latency_s", "reply_latency_s", "overhead_s", "spread")
 _COUNTS = ("num_workers", "servers", "shards", "period")
 
-_STEPS = 400_000
+_STEPS = 300_000
 """Of all workers together, where the number of iterations is not given: a few seconds."""
 
 

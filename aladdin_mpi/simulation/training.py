@@ -1,0 +1,318 @@
+"""Training in virtual time: the algorithms' own files, real gradients, simulated links.
+
+Each worker has a model of its own and computes real gradients; how long that takes, and every
+message, is virtual.  Time and parameters are exact for a seed, whatever this machine is busy with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import default_collate
+
+from aladdin_mpi.algorithms.base import Algorithm, Topology
+from aladdin_mpi.core.flat import FlatBuffers, FlatParams
+from aladdin_mpi.core.schedule import Schedule
+from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.simulation.globals import SgdOptions
+from aladdin_mpi.simulation.outcome import Outcome, Tally
+from aladdin_mpi.simulation.peers import PeerWorld, VirtualPeerPort
+from aladdin_mpi.simulation.ports import ServedWorld, VirtualPort
+from aladdin_mpi.simulation.setting import ComputeTimes, Setting
+from aladdin_mpi.simulation.turns import Process
+
+__all__ = ["Evaluation", "Task", "Trained", "train"]
+
+EVALUATION_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, with SGD.
+
+    Attributes
+    ----------
+    build : callable
+        Makes the model, with the same parameters each time.
+    train, test : Dataset
+        With a length; of pairs of a sample and its class.
+    batch_size : int
+        Of a worker.
+    epochs : float
+        Passes of all workers together.
+    schedule : Schedule
+    momentum, weight_decay : float
+    nesterov : bool
+    seed : int
+        Of the order of the samples, and of the algorithm's choices.
+    """
+
+    build: Callable[[], nn.Module]
+    train: Any
+    test: Any
+    batch_size: int
+    epochs: float
+    schedule: Schedule
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of the global model, or where there is none, the mean of the workers'.
+
+    Attributes
+    ----------
+    epoch : float
+    time_s : float
+        [s] virtual time.
+    accuracy : float
+        On the test data, 0 to 1.
+    """
+
+    epoch: float
+    time_s: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What comes of a training.
+
+    Attributes
+    ----------
+    outcome : Outcome
+        Timing.
+    evaluations : tuple of Evaluation
+        After each epoch; the last one is that of the final model.
+    params : ndarray of float32, shape (size,)
+        The final parameters.
+    iterations : tuple of int
+        Of each worker.
+    thrown_away : int
+        Steps and replies that held a NaN or an infinity.
+    """
+
+    outcome: Outcome
+    evaluations: tuple[Evaluation, ...]
+    params: np.ndarray
+    iterations: tuple[int, ...]
+    thrown_away: int
+
+
+class _Data:
+    """Batches, in a new order each epoch, to whichever worker begins a step next."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.length = task, len(task.train)
+        self.total = round(task.epochs * self.length)
+        self.drawn = 0
+        self._order = np.zeros(0, np.int64)
+
+    @property
+    def epochs(self) -> float:
+        """Done so far."""
+        return self.drawn / self.length
+
+    def next(self) -> tuple[Tensor, Tensor] | None:
+        """The next batch; None at the end."""
+        if self.drawn >= self.total:
+            return None
+        epoch, at = divmod(self.drawn, self.length)
+        if at == 0:
+            self._order = np.random.default_rng([self.task.seed, epoch]).permutation(self.length)
+            if hasattr(self.task.train, "set_epoch"):
+                self.task.train.set_epoch(epoch)
+        chosen = self._order[at : at + min(self.task.batch_size, self.total - self.drawn)]
+        self.drawn += len(chosen)
+        return fetch(self.task.train, chosen)
+
+    def num_batches(self) -> int:
+        """Of all epochs."""
+        whole, rest = divmod(self.total, self.length)
+        size = self.task.batch_size
+        return whole * -(-self.length // size) + -(-rest // size)
+
+
+def fetch(dataset: Any, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Samples and classes of a data set."""
+    if hasattr(dataset, "__getitems__"):
+        batch = dataset.__getitems__(indices.tolist())
+        if isinstance(batch, tuple):
+            return batch
+        return tuple(default_collate(batch))  # type: ignore[return-value]
+    return tuple(default_collate([dataset[i] for i in indices.tolist()]))  # type: ignore[return-value]
+
+
+class _Replica:
+    """A worker's model, optimizer and vector."""
+
+    def __init__(self, task: Task) -> None:
+        self.model = task.build()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=task.schedule.lr(0.0), momentum=task.momentum,
+            weight_decay=task.weight_decay, nesterov=task.nesterov,
+        )  # fmt: skip
+        groups = [group["params"] for group in self.optimizer.param_groups]
+        self.params = FlatParams(self.model.named_parameters(), groups)
+        self.buffers = FlatBuffers(self.model, set())
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each group."""
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def accuracy(self, dataset: Any) -> float:
+        """Share of a data set that the model gets right."""
+        self.model.eval()
+        correct = 0
+        with torch.no_grad():
+            for start in range(0, len(dataset), EVALUATION_SAMPLES):
+                stop = min(start + EVALUATION_SAMPLES, len(dataset))
+                x, y = fetch(dataset, np.arange(start, stop))
+                correct += int((self.model(x).argmax(dim=1) == y).sum())
+        return correct / len(dataset)
+
+
+class _Training:
+    """One run."""
+
+    def __init__(self, setting: Setting, algorithm: Algorithm, config: Any, task: Task) -> None:
+        self.data, self.task = _Data(task), task
+        n = setting.num_workers
+        each = self.data.num_batches() // n
+        if each < 8:
+            raise ConfigError(
+                f"--epochs {task.epochs:g}: gives each of {n} workers {each} iterations; at least "
+                "8 are needed: train longer, or with fewer workers or a smaller batch"
+            )
+        self.setting = replace(setting, iterations=each)
+        self.tally = Tally(self.setting)
+        self.times = ComputeTimes(self.setting)
+        self.replicas = [_Replica(task) for _ in range(n)]
+        self.judge = _Replica(task)
+        self.evaluations: list[Evaluation] = []
+        self.iterations = [0] * n
+        first = self.replicas[0]
+        self.world: Any
+        if algorithm.topology is Topology.SERVER:
+            assert algorithm.server is not None
+            self.world = ServedWorld(self.setting, self.tally)
+            rules = algorithm.server(config, n)
+            sgd = SgdOptions(task.momentum, task.weight_decay)
+            self.world.open(rules, first.params, first.buffers, sgd)
+            self.ports: list[Any] = [
+                VirtualPort(self.world, w, r.params, r.buffers, r.rates)
+                for w, r in enumerate(self.replicas)
+            ]
+        else:
+            self.world = PeerWorld(self.setting, self.tally)
+            self.ports = [
+                VirtualPeerPort(self.world, w, r.params, task.seed)
+                for w, r in enumerate(self.replicas)
+            ]
+        self.workers = [algorithm.worker(config, r.params, n) for r in self.replicas]
+
+    def run(self) -> None:
+        """Train until the data has ended."""
+        events = self.world.events
+        processes = []
+        try:
+            for worker, port in enumerate(self.ports):
+                port.process = Process(events, lambda worker=worker: self._work(worker))
+                processes.append(port.process)
+            events.run()
+            stuck = [worker for worker, one in enumerate(processes) if not one.ended]
+            assert not stuck, f"workers {stuck} wait for something that never happens"
+        finally:
+            for process in processes:
+                process.cancel()
+        self._evaluate(self.task.epochs)
+
+    def _work(self, worker: int) -> None:
+        replica, algorithm, port = self.replicas[worker], self.workers[worker], self.ports[worker]
+        events, served = self.world.events, isinstance(port, VirtualPort)
+        model, optimizer = replica.model, replica.optimizer
+        iteration = 0
+        while (batch := self.data.next()) is not None:
+            began_s, epochs = events.now, self.data.epochs
+            if int(epochs) > len(self.evaluations) and epochs < self.task.epochs:
+                self._evaluate(float(int(epochs)))
+            computed_s = self.times.next(worker)
+            for group in optimizer.param_groups:
+                group["lr"] = self.task.schedule.lr(epochs)
+            model.train()
+            optimizer.zero_grad()
+            x, y = batch
+            cross_entropy(model(x), y).backward()
+            port.process.sleep(computed_s)
+            if served:
+                port.samples += len(y)
+                port.made = iteration + 1
+            else:
+                port.computed_s = computed_s
+                port.retry()
+            algorithm.step(replica.params, optimizer.step, port, iteration)
+            algorithm.before_forward(replica.params)
+            iteration += 1
+            self.iterations[worker] = iteration
+            took_s = events.now - began_s
+            if served:
+                port.sends.stepped(took_s)
+            self.tally.step(events.now, took_s, computed_s, *self.world.carried_bytes)
+        algorithm.finish(replica.params, port)
+        port.settle()
+
+    def final(self) -> np.ndarray:
+        """The global parameters, or the mean of the workers'."""
+        if isinstance(self.world, ServedWorld):
+            return self.world.model.x.copy()
+        mean = np.mean([r.params.gathered() for r in self.replicas], axis=0, dtype=np.float64)
+        return mean.astype(np.float32)
+
+    def _evaluate(self, epoch: float) -> None:
+        judge = self.judge
+        judge.params.assign(self.final())
+        if isinstance(self.world, ServedWorld):
+            judge.buffers.assign(self.world.model.floats, self.world.model.counts)
+        elif self.replicas[0].buffers.floats.size:
+            floats = np.mean([r.buffers.floats for r in self.replicas], axis=0)
+            judge.buffers.assign(floats, self.replicas[0].buffers.counts)
+        accuracy = judge.accuracy(self.task.test)
+        self.evaluations.append(Evaluation(epoch, self.world.events.now, accuracy))
+
+
+def train(setting: Setting, algorithm: Algorithm, config: Any, task: Task) -> Trained:
+    """Train in virtual time.
+
+    Parameters
+    ----------
+    setting : Setting
+        Its number of iterations is not used: the data says when to end.
+    algorithm : Algorithm
+        A row of the registry.
+    config : dataclass
+        The algorithm's options.
+    task : Task
+
+    Raises
+    ------
+    ConfigError
+        There is too little data for so many workers.
+    """
+    run = _Training(setting, algorithm, config, task)
+    run.run()
+    outcome = run.tally.outcome(algorithm.name)
+    if algorithm.topology is not Topology.SERVER:
+        outcome = replace(outcome, servers=0, overload=float("nan"))
+    return Trained(
+        outcome, tuple(run.evaluations), run.final(), tuple(run.iterations),
+        sum(port.lost_count for port in run.ports),
+    )  # fmt: skip
