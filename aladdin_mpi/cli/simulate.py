@@ -53,8 +53,9 @@ class Numbers(click.ParamType):
 
 
 @click.command()
-@click.option("--workers", type=Numbers(), default="8", show_default=True,
-              help="how many; several: a row for each")  # fmt: skip
+@click.option("--from-run", type=click.Path(path_type=Path),
+              help="folder of a run whose log tells what is not given here")  # fmt: skip
+@click.option("--workers", type=Numbers(), help="how many; several: rows for each  [8]")
 @click.option("--servers", type=Numbers(), help="ditto  [1, 2, 4, … until their links carry all]")
 @click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(list(ALGORITHMS)),
               help="may be given again  [all]")  # fmt: skip
@@ -84,7 +85,8 @@ class Numbers(click.ParamType):
               help="also write the table to this file")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="print the figures as JSON instead")
 def simulate(
-    workers: tuple[int, ...],
+    from_run: Path | None,
+    workers: tuple[int, ...] | None,
     servers: tuple[int, ...] | None,
     algorithms: tuple[str, ...],
     csv_path: Path | None,
@@ -97,9 +99,22 @@ def simulate(
     Prints, for each algorithm, the time of a step, the speed-up over one worker, how full the links
     are, how stale a push is, and how many servers the model needs.
     """
-    base = _setting({}, given, seed)
-    outcomes = sweep(base, workers, servers or (), algorithms or tuple(ALGORITHMS))
+    found: dict[str, Any] = {}
+    measured = []
+    if from_run:
+        from aladdin_mpi.cli.calibrate import calibrate
+
+        run = calibrate(from_run)
+        found, measured = dict(run.values), [run.measured]
+        if run.notes and (given["payload"] is None or given["rate"] is None):
+            raise ConfigError(f"--from-run {from_run}: {run.notes[0]}")
+        if workers is not None:
+            del found["slow"]
+        workers, servers = workers or (run.num_workers,), servers or (run.servers,)
+    base = _setting(found, given, seed)
+    outcomes = sweep(base, workers or (8,), servers or (), algorithms or tuple(ALGORITHMS))
     lines = advice(base, outcomes)
+    outcomes = measured + outcomes
     _show(base, outcomes, lines, as_json)
     if csv_path:
         with writing("--csv", csv_path):

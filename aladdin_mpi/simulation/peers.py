@@ -21,7 +21,7 @@ from aladdin_mpi.simulation.events import Events
 from aladdin_mpi.simulation.outcome import Tally
 from aladdin_mpi.simulation.rounds import after_computing_s, allreduce_s
 from aladdin_mpi.simulation.setting import FRAMING_BYTES, Setting
-from aladdin_mpi.simulation.turns import Process
+from aladdin_mpi.simulation.turns import NeverWaits, Process
 
 __all__ = ["PeerWorld", "VirtualPeerPort"]
 
@@ -101,7 +101,7 @@ class VirtualPeerPort:
         [s] that the iteration at hand was computed.
     """
 
-    process: Process
+    process: Process | NeverWaits
 
     def __init__(self, world: PeerWorld, worker: int, params: FlatParams, seed: int) -> None:
         self.worker, self.num_workers = worker, world.setting.num_workers
@@ -118,6 +118,16 @@ class VirtualPeerPort:
         self._ended: dict[int, tuple[int, int]] = {}  # iterations made, messages sent to this one
         self._changed = False
         world.ports.append(self)
+
+    # -- what the training does -------------------------------------------------------------------
+
+    def computed(self, took_s: float, samples: int, iteration: int) -> None:
+        """The gradients of an iteration are there."""
+        self.computed_s = took_s
+        self.retry()
+
+    def stepped(self, took_s: float) -> None:
+        """A step has ended."""
 
     # -- what the others do -----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from aladdin_mpi.simulation.links import ServerLanes, WorkerLane
 from aladdin_mpi.simulation.outcome import Tally
 from aladdin_mpi.simulation.served import SendTimes
 from aladdin_mpi.simulation.setting import Setting
-from aladdin_mpi.simulation.turns import Process
+from aladdin_mpi.simulation.turns import NeverWaits, Process
 
 __all__ = ["ServedWorld", "VirtualPort"]
 
@@ -79,7 +79,7 @@ class ServedWorld:
             self._owed[send.worker] = send
         self._reply()
         setting = self.setting
-        known_s = self.events.now + setting.reply_latency_s + setting.overhead_s / 2
+        known_s = self.events.now + setting.latency_s + setting.overhead_s / 2
         for one in handled:
             port = self.ports[one.push.worker]
             self.events.at(known_s, port.acknowledge, one.push.sequence, self.active)
@@ -129,7 +129,7 @@ class VirtualPort:
         Not pushed yet.
     """
 
-    process: Process
+    process: Process | NeverWaits
 
     def __init__(
         self, world: ServedWorld, worker: int, params: FlatParams, buffers: FlatBuffers,
@@ -148,6 +148,17 @@ class VirtualPort:
         self._replies: deque[_Arrived] = deque()
         self._copy: _Arrived | None = None
         world.ports.append(self)
+
+    # -- what the training does -------------------------------------------------------------------
+
+    def computed(self, took_s: float, samples: int, iteration: int) -> None:
+        """The gradients of an iteration are there."""
+        self.samples += samples
+        self.made = iteration + 1
+
+    def stepped(self, took_s: float) -> None:
+        """A step has ended."""
+        self.sends.stepped(took_s)
 
     # -- what the servers do ----------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class _AladdinWorker:
         """The server has merged a push."""
         world, setting = self.world, self.world.setting
         world.merged(version)
-        ack_s = world.events.now + setting.reply_latency_s + setting.overhead_s / 2
+        ack_s = world.events.now + setting.latency_s + setting.overhead_s / 2
         self.acks.append((ack_s, handed_s))
         if asks:
             world.lanes.reply(self.arrive, world.version)

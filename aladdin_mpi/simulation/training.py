@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from aladdin_mpi.simulation.outcome import Outcome, Tally
 from aladdin_mpi.simulation.peers import PeerWorld, VirtualPeerPort
 from aladdin_mpi.simulation.ports import ServedWorld, VirtualPort
 from aladdin_mpi.simulation.setting import ComputeTimes, Setting
-from aladdin_mpi.simulation.turns import Process
+from aladdin_mpi.simulation.turns import NeverWaits, Process
 
 __all__ = ["Evaluation", "Task", "Trained", "train"]
 
@@ -199,7 +200,9 @@ class _Training:
         self.replicas = [_Replica(task) for _ in range(n)]
         self.judge = _Replica(task)
         self.evaluations: list[Evaluation] = []
-        self.iterations = [0] * n
+        self.iterations, self.samples = [0] * n, [0] * n
+        self.began_s, self.computed_s = [0.0] * n, [0.0] * n
+        self.waits = not (algorithm.name == "aladdin" and config.coalesce)
         first = self.replicas[0]
         self.world: Any
         if algorithm.topology is Topology.SERVER:
@@ -223,52 +226,79 @@ class _Training:
     def run(self) -> None:
         """Train until the data has ended."""
         events = self.world.events
-        processes = []
         try:
-            for worker, port in enumerate(self.ports):
-                port.process = Process(events, lambda worker=worker: self._work(worker))
-                processes.append(port.process)
+            for worker in range(len(self.ports)):
+                if self.waits:
+                    self._become(worker, self._work)
+                else:
+                    self.ports[worker].process = NeverWaits()
+                    events.at(events.now, self._next, worker)
             events.run()
-            stuck = [worker for worker, one in enumerate(processes) if not one.ended]
+            stuck = [port.worker for port in self.ports if not port.process.ended]
             assert not stuck, f"workers {stuck} wait for something that never happens"
         finally:
-            for process in processes:
-                process.cancel()
+            for port in self.ports:
+                port.process.cancel()
         self._evaluate(self.task.epochs)
 
+    def _become(self, worker: int, body: Callable[[int], None]) -> None:
+        """From now on the worker can wait."""
+        self.ports[worker].process = Process(self.world.events, partial(body, worker))
+
+    def _next(self, worker: int) -> None:
+        """Begin a step of a worker that does not wait, or end it."""
+        if self._begin(worker):
+            events = self.world.events
+            events.at(events.now + self.computed_s[worker], self._step_and_next, worker)
+        else:
+            self._become(worker, self._finish)
+
+    def _step_and_next(self, worker: int) -> None:
+        self._step(worker)
+        self._next(worker)
+
     def _work(self, worker: int) -> None:
+        """All of a worker that may wait."""
+        while self._begin(worker):
+            self.ports[worker].process.sleep(self.computed_s[worker])
+            self._step(worker)
+        self._finish(worker)
+
+    def _finish(self, worker: int) -> None:
+        self.workers[worker].finish(self.replicas[worker].params, self.ports[worker])
+        self.ports[worker].settle()
+
+    def _begin(self, worker: int) -> bool:
+        """Compute gradients, which is over after ``computed_s``; False where the data has ended."""
+        batch = self.data.next()
+        if batch is None:
+            return False
+        replica, epochs = self.replicas[worker], self.data.epochs
+        self.began_s[worker] = self.world.events.now
+        if int(epochs) > len(self.evaluations) and epochs < self.task.epochs:
+            self._evaluate(float(int(epochs)))
+        self.computed_s[worker] = self.times.next(worker)
+        for group in replica.optimizer.param_groups:
+            group["lr"] = self.task.schedule.lr(epochs)
+        replica.model.train()
+        replica.optimizer.zero_grad()
+        x, y = batch
+        self.samples[worker] = len(y)
+        cross_entropy(replica.model(x), y).backward()
+        return True
+
+    def _step(self, worker: int) -> None:
+        """The algorithm's step, when gradients are there."""
+        events, computed_s = self.world.events, self.computed_s[worker]
         replica, algorithm, port = self.replicas[worker], self.workers[worker], self.ports[worker]
-        events, served = self.world.events, isinstance(port, VirtualPort)
-        model, optimizer = replica.model, replica.optimizer
-        iteration = 0
-        while (batch := self.data.next()) is not None:
-            began_s, epochs = events.now, self.data.epochs
-            if int(epochs) > len(self.evaluations) and epochs < self.task.epochs:
-                self._evaluate(float(int(epochs)))
-            computed_s = self.times.next(worker)
-            for group in optimizer.param_groups:
-                group["lr"] = self.task.schedule.lr(epochs)
-            model.train()
-            optimizer.zero_grad()
-            x, y = batch
-            cross_entropy(model(x), y).backward()
-            port.process.sleep(computed_s)
-            if served:
-                port.samples += len(y)
-                port.made = iteration + 1
-            else:
-                port.computed_s = computed_s
-                port.retry()
-            algorithm.step(replica.params, optimizer.step, port, iteration)
-            algorithm.before_forward(replica.params)
-            iteration += 1
-            self.iterations[worker] = iteration
-            took_s = events.now - began_s
-            if served:
-                port.sends.stepped(took_s)
-            self.tally.step(events.now, took_s, computed_s, *self.world.carried_bytes)
-        algorithm.finish(replica.params, port)
-        port.settle()
+        iteration = self.iterations[worker]
+        port.computed(computed_s, self.samples[worker], iteration)
+        algorithm.step(replica.params, replica.optimizer.step, port, iteration)
+        algorithm.before_forward(replica.params)
+        self.iterations[worker] += 1
+        took_s = events.now - self.began_s[worker]
+        port.stepped(took_s)
+        self.tally.step(events.now, took_s, computed_s, *self.world.carried_bytes)
 
     def final(self) -> np.ndarray:
         """The global parameters, or the mean of the workers'."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aladdin_mpi.simulation.events import Events
 
-__all__ = ["Process"]
+__all__ = ["NeverWaits", "Process"]
 
 
 class _Cancelled(BaseException):
@@ -100,3 +100,19 @@ class Process:
             self._error = error
         self.ended = True
         self._back.release()
+
+
+class NeverWaits:
+    """In place of a :class:`Process`, of a worker whose algorithm does not wait: a thread that
+    hands its turn over twice per step takes longer than a small model's gradient.
+    """
+
+    def wake(self) -> None:
+        """Nothing is waited for."""
+
+    def cancel(self) -> None:
+        """There is nothing to be ended."""
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Returns: the condition holds."""
+        assert condition(), "an algorithm that does not wait has waited"
