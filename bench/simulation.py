@@ -4,10 +4,11 @@
 
 Fashion-MNIST, a 784-128-10 perceptron, batch 64, 6 epochs of all workers together, learning rate =
 base rate × workers, momentum 0.9 unless a row says otherwise (then the server's, too, where the
-paper's preset has one).  Iterations take 100 ms with a normal spread of 5 %.  ``settings``: the link
-takes 1 % of what it could, except that replies are late in some rows.  ``overload``: a worker's
-pushes and replies share the server's link, which carries a part of them.  Every run adds a line to
-the CSV file; one that is there is not made again, so the command can be stopped and started at will.
+paper's preset has one).  Iterations take 100 ms with a normal spread of 5 %.  ``settings``: pushes
+take 1 % of what the link could carry; replies are late in some rows.  ``overload``: the workers'
+pushes share the server's link, which carries a part of them, and its replies the other direction.
+Every run adds a line to the CSV file; one that is there is not made again, so the command can be
+stopped and started at will.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aladdin_mpi.cli.errors import writing
+from aladdin_mpi.cli.virtual import TRAINING, Runs, training_options, virtual_table
+from aladdin_mpi.config import RunConfig
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.simulation.answers import ALGORITHMS, advice, sweep
 from aladdin_mpi.simulation.outcome import Outcome
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
-WIDTH = 100
+WIDTH = 110
 """Columns below which a terminal wraps the lines itself."""
 
 PRICE = "Iterations are counted here, not what they are worth: staleness has a price (--train)."
@@ -57,8 +59,8 @@ class Numbers(click.ParamType):
               help="folder of a run whose log tells what is not given here")  # fmt: skip
 @click.option("--workers", type=Numbers(), help="how many; several: rows for each  [8]")
 @click.option("--servers", type=Numbers(), help="ditto  [1, 2, 4, … until their links carry all]")
-@click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(list(ALGORITHMS)),
-              help="may be given again  [all]")  # fmt: skip
+@click.option("--algorithm", "algorithms", multiple=True, metavar="|".join(ALGORITHMS),
+              help="may be given again; with --train any of them  [these]")  # fmt: skip
 @click.option("--payload", type=POSITIVE, help="parameters as they travel, in MB  [32]")
 @click.option("--rate", type=POSITIVE, help="of a server's link, each way, in Gb/s  [10]")
 @click.option("--worker-rate", type=POSITIVE, help="of a worker's link  [as a server's]")
@@ -78,9 +80,14 @@ class Numbers(click.ParamType):
 @click.option("--in-flight", type=click.Choice(IN_FLIGHT),
               help="pushes of a worker on their way (aladdin)  [auto]")  # fmt: skip
 @click.option("--overlap", type=click.FloatRange(0, 1),
-              help="share of computing while which gradients travel (bsp, asp, arsgd)  [0]")  # fmt: skip
+              help="share of computing while gradients travel (bsp, asp, arsgd)  [0]")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(8), help="of a worker  [64 to 2000]")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--train", "trains", is_flag=True,
+              help="train in virtual time, and compare accuracies")  # fmt: skip
+@training_options
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE",
+              help="--train: an option of an algorithm; may be given again")  # fmt: skip
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path),
               help="also write the table to this file")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="print the figures as JSON instead")
@@ -89,6 +96,8 @@ def simulate(
     workers: tuple[int, ...] | None,
     servers: tuple[int, ...] | None,
     algorithms: tuple[str, ...],
+    trains: bool,
+    sets: tuple[str, ...],
     csv_path: Path | None,
     as_json: bool,
     seed: int,
@@ -97,10 +106,16 @@ def simulate(
     """Simulate workers, servers and the links between them; needs no MPI.
 
     Prints, for each algorithm, the time of a step, the speed-up over one worker, how full the links
-    are, how stale a push is, and how many servers the model needs.
+    are, how stale a push is, and how many servers the model needs.  With --train it also trains, in
+    the same virtual time, with the algorithms' own code.
     """
+    training = {name: given.pop(name) for name in TRAINING}
+    names = algorithms or tuple(ALGORITHMS)
+    runs = _runs(training, sets, given, seed) if trains else None
+    if runs is None:
+        _check_timing(names, training, sets)
     found: dict[str, Any] = {}
-    measured = []
+    measured: list[Outcome] = []
     if from_run:
         from aladdin_mpi.cli.calibrate import calibrate
 
@@ -112,18 +127,62 @@ def simulate(
             del found["slow"]
         workers, servers = workers or (run.num_workers,), servers or (run.servers,)
     base = _setting(found, given, seed)
-    outcomes = sweep(base, workers or (8,), servers or (), algorithms or tuple(ALGORITHMS))
-    lines = advice(base, outcomes)
-    outcomes = measured + outcomes
-    _show(base, outcomes, lines, as_json)
+    workers = workers or (8,)
+    if runs is None:
+        outcomes = sweep(base, workers, servers or (), names)
+        lines = [*advice(base, outcomes), PRICE]
+        outcomes = measured + outcomes
+        rows: list[dict[str, Any]] = [outcome.to_json() for outcome in outcomes]
+        table = _table(outcomes)
+    else:
+        trained = runs.train(base, workers, servers or (1,), names)
+        lines = []
+        rows = [one.to_json() for one in trained]
+        table = virtual_table(trained, _number)
+    _show(base, table, rows, lines, as_json)
     if csv_path:
-        with writing("--csv", csv_path):
-            csv_path.parent.mkdir(parents=True, exist_ok=True)
-            with csv_path.open("w", newline="") as file:
-                writer = csv_module.DictWriter(file, list(outcomes[0].to_json()))
-                writer.writeheader()
-                writer.writerows(outcome.to_json() for outcome in outcomes)
+        _write(csv_path, rows)
         click.echo(f"table: {csv_path}", err=as_json)
+
+
+def _check_timing(names: Sequence[str], training: dict[str, Any], sets: Sequence[str]) -> None:
+    """Refuse what only a training can use."""
+    for name in names:
+        if name not in ALGORITHMS:
+            raise ConfigError(
+                f"--algorithm {name}: its timing is not modelled; choose from "
+                f"{', '.join(ALGORITHMS)}, or give --train"
+            )
+    for name, value in training.items():
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: needs --train")
+    if sets:
+        raise ConfigError(f"--set {sets[0]}: needs --train")
+
+
+def _runs(training: dict[str, Any], sets: Sequence[str], given: dict[str, Any], seed: int) -> Runs:
+    options = {}
+    for name in ("period", "in_flight"):
+        if given[name] is not None:
+            options[name] = str(given[name])
+    for pair in sets:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {pair}: give NAME=VALUE, such as preset=paper")
+        options[name.replace("-", "_")] = value
+    config = RunConfig.build({**training, "seed": seed})
+    return Runs(config, options, own_payload=given["payload"] is None)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A line per row; what has parts is left to JSON."""
+    flat = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows]
+    with writing("--csv", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv_module.DictWriter(file, list(flat[0]))
+            writer.writeheader()
+            writer.writerows(flat)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -163,37 +222,36 @@ def _slow(pairs: Sequence[str]) -> dict[int, float]:
         try:
             found[int(index)] = float(factor)
         except ValueError:
-            raise ConfigError(
-                f"--slow-worker {pair}: give INDEX:FACTOR, such as 3:10"
-            ) from None
+            raise ConfigError(f"--slow-worker {pair}: give INDEX:FACTOR, such as 3:10") from None
     return found
 
 
-def _show(base: Setting, outcomes: list[Outcome], lines: list[str], as_json: bool) -> None:
+def _show(
+    base: Setting, table: Table, rows: list[dict[str, Any]], lines: list[str], as_json: bool
+) -> None:
     if as_json:
         setting = {
             name: value for name, value in asdict(base).items()
-            if name not in ("num_workers", "servers", "shards", "measured_s")
+            if name not in ("num_workers", "servers", "shards", "iterations", "measured_s")
         }  # fmt: skip
-        rows = [outcome.to_json() for outcome in outcomes]
         click.echo(json.dumps({"setting": setting, "outcomes": rows, "answers": lines}, indent=2))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
     console.width = max(console.width, WIDTH)
-    console.print(_table(outcomes))
-    for line in [*lines, PRICE]:
+    console.print(table)
+    for line in lines:
         console.print(line, soft_wrap=True)
 
 
 def _table(outcomes: list[Outcome]) -> Table:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("workers", "algorithm", "servers", "step ms", "speed-up", "blocked", "link in",
                  "link out", "per push", "staleness", "95 %", "reply age"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
+        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=True)
     for o in outcomes:
         table.add_row(
             str(o.workers), o.algorithm, str(o.servers or "–"), _number(1e3 * o.step_s),

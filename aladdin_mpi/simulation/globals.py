@@ -1,4 +1,4 @@
-"""A server's global parameters in virtual time: obeys the algorithm's instructions, push by push."""
+"""A server's global parameters in virtual time: they obey the algorithm, push by push."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What algorithms without servers call, in virtual time: sums over all workers, messages of two.
 
-A sum takes what a ring takes (:func:`~aladdin_mpi.simulation.rounds.allreduce_s`) from when the last
-worker has called.  A worker's link carries one message at a time in each direction.
+From when the last worker has called, a sum takes what a ring takes
+(:func:`~aladdin_mpi.simulation.rounds.allreduce_s`).  A worker's link carries one message at a
+time in each direction.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ class PeerWorld:
         return mean, mean
 
     def together(
-        self, worker: int, mine: Any, combine: Callable[[list[Any]], Any], took_s: float, nbytes: float
+        self,
+        worker: int,
+        mine: Any,
+        combine: Callable[[list[Any]], Any],
+        took_s: float,
+        nbytes: float,
     ) -> Any:
         """Call ``combine`` with what all workers give, by index, once the last one has called; its
         result comes ``took_s`` later to all.  ``nbytes`` are what a worker sends.

@@ -124,7 +124,9 @@ class Setting:
                 "distribution", self.distribution, "choose from " + ", ".join(DISTRIBUTIONS)
             )
         if self.distribution == "exponential" and self.spread > 1:
-            raise _refused("spread", self.spread, "must be at most 1 for --distribution exponential")
+            raise _refused(
+                "spread", self.spread, "must be at most 1 for --distribution exponential"
+            )
         if self.in_flight not in IN_FLIGHT:
             raise _refused("in_flight", self.in_flight, "choose from " + ", ".join(IN_FLIGHT))
         if not 0 <= self.overlap <= 1:

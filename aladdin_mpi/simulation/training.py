@@ -7,7 +7,7 @@ message, is virtual.  Time and parameters are exact for a seed, whatever this ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,14 @@ class Trained:
     iterations: tuple[int, ...]
     thrown_away: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: those of the outcome, and of the training."""
+        last = self.evaluations[-1]
+        return self.outcome.to_json() | {
+            "accuracy": last.accuracy, "time_s": last.time_s, "thrown_away": self.thrown_away,
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+        }  # fmt: skip
+
 
 class _Data:
     """Batches, in a new order each epoch, to whichever worker begins a step next."""
@@ -149,8 +157,8 @@ def fetch(dataset: Any, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         batch = dataset.__getitems__(indices.tolist())
         if isinstance(batch, tuple):
             return batch
-        return tuple(default_collate(batch))  # type: ignore[return-value]
-    return tuple(default_collate([dataset[i] for i in indices.tolist()]))  # type: ignore[return-value]
+        return tuple(default_collate(batch))
+    return tuple(default_collate([dataset[i] for i in indices.tolist()]))
 
 
 class _Replica:
@@ -304,8 +312,9 @@ class _Training:
         """The global parameters, or the mean of the workers'."""
         if isinstance(self.world, ServedWorld):
             return self.world.model.x.copy()
-        mean = np.mean([r.params.gathered() for r in self.replicas], axis=0, dtype=np.float64)
-        return mean.astype(np.float32)
+        vectors = np.stack([r.params.gathered() for r in self.replicas])
+        mean: np.ndarray = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return mean
 
     def _evaluate(self, epoch: float) -> None:
         judge = self.judge

@@ -331,7 +331,7 @@ def test_the_command_prints_json() -> None:
     assert [row["workers"] for row in found["outcomes"]] == [2, 4]
     assert found["outcomes"][0]["reply_age"] is None
     assert found["setting"]["bytes_per_s"] == 1.25e9
-    assert len(found["answers"]) == 4
+    assert len(found["answers"]) == 5  # two lines for each number of workers, and the price
 
 
 @pytest.mark.parametrize(
