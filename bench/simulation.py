@@ -79,12 +79,13 @@ def cases() -> Iterator[Case]:
             yield Case("settings", row, column, 0.0025, workers=n, late=2.3)
 
 
-def train(case: Case, seed: int, bundle: Any) -> dict[str, Any]:
+def trained(case: Case, seed: int, bundle: Any) -> dict[str, Any]:
     """One run."""
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.core.schedule import Schedule
-    from aladdin_mpi.simulation import training
+    from aladdin_mpi.simulation.replicas import Task
     from aladdin_mpi.simulation.setting import FRAMING_BYTES, Setting
+    from aladdin_mpi.simulation.training import train
     from aladdin_mpi.workload.models import build_model
 
     name, options = ALGORITHMS[case.column]
@@ -99,13 +100,13 @@ def train(case: Case, seed: int, bundle: Any) -> dict[str, Any]:
     def build() -> Any:
         return build_model("mlp", bundle.input_shape, bundle.num_classes, seed)
 
-    task = training.Task(
+    task = Task(
         build, bundle.train, bundle.test, 64, 6.0, Schedule(case.base_lr, case.workers),
         case.momentum, seed=seed,
     )  # fmt: skip
     began = time.process_time()
     algorithm = find(name)
-    found = training.train(setting, algorithm, algorithm.config(**options), task)
+    found = train(setting, algorithm, algorithm.config(**options), task)
     outcome = found.outcome
     values = (
         case.table, case.row, case.column, seed, found.evaluations[-1].accuracy,
@@ -149,7 +150,7 @@ def main(path: Path, seeds: int, data_dir: Path | None) -> None:
         for case in cases():
             if (case.table, case.row, case.column, seed) in done:
                 continue
-            row = train(case, seed, bundle)
+            row = trained(case, seed, bundle)
             rows.append(row)
             new = not path.exists()
             with path.open("a", newline="") as file:

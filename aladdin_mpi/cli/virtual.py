@@ -73,7 +73,8 @@ class Runs:
         from aladdin_mpi.algorithms import find
         from aladdin_mpi.algorithms.base import Topology
         from aladdin_mpi.core.schedule import Schedule
-        from aladdin_mpi.simulation.training import Task, train
+        from aladdin_mpi.simulation.replicas import Task
+        from aladdin_mpi.simulation.training import train
         from aladdin_mpi.workload.data import load_dataset
         from aladdin_mpi.workload.models import build_model
 

@@ -26,7 +26,8 @@ from aladdin_mpi.simulation.answers import ALGORITHMS
 from aladdin_mpi.simulation.events import Events
 from aladdin_mpi.simulation.globals import GlobalParameters, Message, SgdOptions
 from aladdin_mpi.simulation.setting import Setting
-from aladdin_mpi.simulation.training import Task, Trained, fetch, train
+from aladdin_mpi.simulation.replicas import Task, fetch
+from aladdin_mpi.simulation.training import Trained, train
 from aladdin_mpi.simulation.turns import Process
 from aladdin_mpi.workload.arrays import ArrayDataset
 
@@ -113,7 +114,7 @@ def test_one_worker_of_aladdin_is_plain_sgd_to_the_bit_but_for_the_server(
     np.testing.assert_allclose(found.params, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["aladdin", "asp", "bsp", "easgd", "sgp"])
+@pytest.mark.parametrize("name", ["aladdin", "asp", "bsp", "sgp"])
 def test_one_worker_is_plain_sgd(name: str) -> None:
     np.testing.assert_allclose(run(name, 1).params, plain_sgd(2, 0.02), rtol=1e-3, atol=1e-4)
 
@@ -219,9 +220,7 @@ def pushes_of(name: str, n: int, size: int) -> list[tuple[Push, np.ndarray]]:
             payload = rng.normal(size=size).astype(np.float32)
             if sequence == 3 and worker == 1:
                 payload[2] = np.inf
-            push = Push(
-                worker, sequence, rates=(0.1,), wants_reply=True, active=n, version=sequence
-            )
+            push = Push(worker, sequence, rates=(0.1,), wants_reply=True, active=n, loss=1.0)
             found.append((push, payload))
     return found
 
