@@ -25,8 +25,8 @@ from aladdin_mpi.simulation import training
 from aladdin_mpi.simulation.answers import ALGORITHMS
 from aladdin_mpi.simulation.events import Events
 from aladdin_mpi.simulation.globals import GlobalParameters, Message, SgdOptions
-from aladdin_mpi.simulation.setting import Setting
 from aladdin_mpi.simulation.replicas import Task, fetch
+from aladdin_mpi.simulation.setting import Setting
 from aladdin_mpi.simulation.training import Trained, train
 from aladdin_mpi.simulation.turns import Process
 from aladdin_mpi.workload.arrays import ArrayDataset
