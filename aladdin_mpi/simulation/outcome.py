@@ -36,7 +36,7 @@ class Outcome:
     staleness, staleness_95 : float
         Merges between the version that a worker had and that of its push: mean, 95th percentile.
     reply_age : float
-        Iterations that a worker makes from the push that asks for a reply until it mixes it in.
+        Iterations that a worker makes from the push that a reply names until it mixes it in.
     overload : float
         Bytes of a push per iteration, over what the servers' links carry.
     """
@@ -70,7 +70,7 @@ class Tally:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        total = setting.num_workers * setting.iterations
+        total = setting.num_workers * setting.num_iterations
         self.end_at = total
         self._begin_at = total // 4
         self.steps = 0

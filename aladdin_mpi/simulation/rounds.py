@@ -68,7 +68,7 @@ def after_computing_s(setting: Setting, longest_s: float) -> float:
 
 def simulate_arsgd(setting: Setting) -> Outcome:
     """AR-SGD."""
-    times = ComputeTimes(setting).blocks(setting.iterations)
+    times = ComputeTimes(setting).blocks(setting.num_iterations)
     steps = [longest + after_computing_s(setting, longest) for longest in times.max(axis=1)]
     ends = np.cumsum(steps)
     n = setting.num_workers
@@ -107,7 +107,7 @@ def simulate_bsp(setting: Setting) -> Outcome:
     """BSP over servers."""
     n, servers = setting.num_workers, setting.servers
     each = setting.worker_bytes_per_s / servers
-    times = ComputeTimes(setting).blocks(setting.iterations)
+    times = ComputeTimes(setting).blocks(setting.num_iterations)
     begins = np.sort((1 - setting.overlap) * times, axis=1)
     after = (n + 1) * setting.merge_s + setting.reply_latency_s
     after += setting.reply_bytes * max(n / setting.bytes_per_s, 1 / each)
@@ -129,7 +129,7 @@ def simulate_bsp(setting: Setting) -> Outcome:
 def simulate_sgp(setting: Setting) -> Outcome:
     """SGP with one iteration of overlap."""
     n = setting.num_workers
-    times = ComputeTimes(setting).blocks(setting.iterations)
+    times = ComputeTimes(setting).blocks(setting.num_iterations)
     if n == 1:
         return _outcome("sgp", setting, np.cumsum(times, axis=0), times, 0.0)
     distances = [2**k for k in range((n - 1).bit_length())]
@@ -140,7 +140,7 @@ def simulate_sgp(setting: Setting) -> Outcome:
     inward = np.zeros(n)  # when a worker's link in is free
     arrival = np.zeros(n)  # of the message of the iteration before
     ends = np.empty_like(times)
-    for k in range(setting.iterations):
+    for k in range(setting.num_iterations):
         computed = ended + times[k]
         handed = np.maximum(computed, left[0])  # two buffers
         begun = np.maximum(handed, left[1])
@@ -159,10 +159,10 @@ def _outcome(
     name: str, setting: Setting, ends: np.ndarray, times: np.ndarray, sent_bytes: float
 ) -> Outcome:
     """Figures from when each iteration of each worker ends, shape (iterations, workers) [s]."""
-    n, first = setting.num_workers, setting.iterations // 4
+    n, first = setting.num_workers, setting.num_iterations // 4
     begin = ends[first - 1] if first else np.zeros(n)
     took = ends[-1] - begin
-    made = setting.iterations - first
+    made = setting.num_iterations - first
     rate = float(np.sum(made / took))
     link = float(np.mean(made * sent_bytes / took)) / setting.worker_bytes_per_s
     return Outcome(

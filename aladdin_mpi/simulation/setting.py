@@ -146,10 +146,14 @@ class Setting:
                     f"--slow-worker {index}:{factor:g}: give INDEX:FACTOR, a worker from 0 to "
                     f"{self.num_workers - 1} and a factor of at least 1"
                 )
-        if not self.iterations:
-            most = min(400, max(64, _STEPS // self.num_workers))
-            many = min(2000, math.ceil(12 * self.overload))  # a send takes `overload` of them
-            object.__setattr__(self, "iterations", max(most, many))
+
+    @property
+    def num_iterations(self) -> int:
+        """``iterations``, or the default."""
+        if self.iterations:
+            return self.iterations
+        usual = min(400, max(64, _STEPS // self.num_workers))
+        return max(usual, min(2000, math.ceil(12 * self.overload)))  # a send takes `overload`
 
     @property
     def _framing_bytes(self) -> float:

@@ -259,6 +259,13 @@ def test_nothing_is_carried_that_cannot_be(
     assert math.isnan(outcome.iterations_per_push) or outcome.iterations_per_push >= 1
 
 
+def test_iterations_are_enough_for_some_sends_and_few_for_many_workers() -> None:
+    assert setting(iterations=0).num_iterations == 400
+    assert setting(num_workers=4096, iterations=0).num_iterations == 73
+    assert setting(50.0, iterations=0).num_iterations == 600
+    assert setting(50.0, iterations=20).num_iterations == 20
+
+
 # -- answers --------------------------------------------------------------------------------------
 
 
