@@ -115,6 +115,7 @@ class VirtualPeerPort:
         self.computed_s = self.out_free_s = self.in_free_s = 0.0
         self.lost_count = 0
         self._world, self._params = world, params
+        self._gradient = params.new_vector()
         self._busy: set[int] = set()
         self._sent = [0] * self.num_workers
         self._received = [0] * self.num_workers
@@ -186,7 +187,8 @@ class VirtualPeerPort:
     def mean_gradients(self, contribute: bool = True) -> int:
         mine = None
         if contribute:
-            mine = self._params.new_vector()
+            mine = self._gradient
+            mine.fill(0.0)
             self._params.add_gradients(mine)
 
         def combine(given: list[tuple[np.ndarray | None, float]]) -> tuple[Any, int]:
@@ -203,7 +205,8 @@ class VirtualPeerPort:
         took_s = after_computing_s(setting, self.computed_s)
         mean, count = self._together((mine, self.computed_s), combine, took_s, self._ring_bytes)
         if contribute:
-            self._params.set_gradients(mean)
+            np.copyto(self._gradient, mean)
+            self._params.set_gradients(self._gradient)
         return int(count)
 
     @property

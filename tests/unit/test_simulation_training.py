@@ -203,6 +203,17 @@ def test_a_slow_worker_makes_fewer_iterations_and_holds_nobody_up() -> None:
     assert found.iterations[2] == pytest.approx(min(others) / 10, abs=2)
 
 
+@pytest.mark.parametrize("name", ["bsp", "arsgd"])
+def test_vectors_of_gradients_are_used_again(name: str) -> None:
+    """The parameters remember every vector that gradients were put into."""
+    algorithm = find(name)
+    made = training._Training(
+        setting(2), algorithm, algorithm.config(**OPTIONS.get(name, {})), task(1.0)
+    )
+    made.run()
+    assert all(len(replica.params._homes) <= 2 for replica in made.replicas)
+
+
 def test_too_little_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 8 are needed"):
         run("aladdin", 40, epochs=1.0)
