@@ -111,7 +111,7 @@ def simulate(
     """
     training = {name: given.pop(name) for name in TRAINING}
     names = algorithms or tuple(ALGORITHMS)
-    runs = _runs(training, sets, given, seed) if trains else None
+    runs = _runs(training, sets, given, seed, not from_run) if trains else None
     if runs is None:
         _check_timing(names, training, sets)
     found: dict[str, Any] = {}
@@ -160,7 +160,10 @@ def _check_timing(names: Sequence[str], training: dict[str, Any], sets: Sequence
         raise ConfigError(f"--set {sets[0]}: needs --train")
 
 
-def _runs(training: dict[str, Any], sets: Sequence[str], given: dict[str, Any], seed: int) -> Runs:
+def _runs(
+    training: dict[str, Any], sets: Sequence[str], given: dict[str, Any], seed: int, free: bool
+) -> Runs:
+    """What to train; ``free``: no run's log tells the payload."""
     options = {}
     for name in ("period", "in_flight"):
         if given[name] is not None:
@@ -171,7 +174,7 @@ def _runs(training: dict[str, Any], sets: Sequence[str], given: dict[str, Any], 
             raise ConfigError(f"--set {pair}: give NAME=VALUE, such as preset=paper")
         options[name.replace("-", "_")] = value
     config = RunConfig.build({**training, "seed": seed})
-    return Runs(config, options, own_payload=given["payload"] is None)
+    return Runs(config, options, own_payload=free and given["payload"] is None)
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -86,16 +86,10 @@ def advice(base: Setting, outcomes: Sequence[Outcome]) -> list[str]:
         if any(o.servers for o in here):
             lines.append(_servers_line(setting, here))
         best = max(here, key=lambda o: o.speedup)
-        alike = {
-            o.algorithm: o
-            for o in sorted(here, key=lambda o: (o.speedup, -o.servers))
-            if o.speedup >= ALIKE * best.speedup
-        }
-        for name in alike:  # with as few servers as will do
-            alike[name] = min(
-                (o for o in here if o.algorithm == name and o.speedup >= ALIKE * best.speedup),
-                key=lambda o: o.servers,
-            )
+        alike: dict[str, Outcome] = {}  # each with as few servers as will do
+        for o in sorted(here, key=lambda o: o.servers):
+            if o.speedup >= ALIKE * best.speedup:
+                alike.setdefault(o.algorithm, o)
         named = [
             f"{name}{f' with {_servers(o.servers)}' if o.servers else ''} ({o.speedup:.3g})"
             for name, o in sorted(alike.items(), key=lambda item: -item[1].speedup)

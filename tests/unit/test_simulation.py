@@ -165,14 +165,14 @@ def test_replies_come_once_per_period_of_a_link_that_is_not_full(period: int) ->
     assert outcome.reply_age == 1  # asked for at the end of a step, there at that of the next
 
 
-@pytest.mark.parametrize(("servers", "overload"), [(2, 4.0), (8, 1.0)])
+@pytest.mark.parametrize(("servers", "overload"), [(2, 4.0), (16, 0.5)])
 def test_servers_share_the_load(servers: int, overload: float) -> None:
     one = run("aladdin", 8.0)
     several = run(
         "aladdin", servers=servers, bytes_per_s=setting(8.0).bytes_per_s, distribution="normal",
         spread=0.05,
     )  # fmt: skip
-    assert one.overload / several.overload == pytest.approx(servers, rel=5e-3)  # headers
+    assert one.overload / several.overload == pytest.approx(servers, rel=0.01)  # headers
     assert several.iterations_per_push == pytest.approx(max(overload, 1), rel=0.1)
 
 
