@@ -84,7 +84,7 @@ def advice(base: Setting, outcomes: Sequence[Outcome]) -> list[str]:
         setting = replace(base, num_workers=n, servers=1, shards=0)
         here = [o for o in outcomes if o.workers == n]
         if any(o.servers for o in here):
-            lines.append(_servers_line(setting, here))
+            lines.append(_servers_line(setting, here) + _worker_text(setting))
         best = max(here, key=lambda o: o.speedup)
         alike: dict[str, Outcome] = {}  # each with as few servers as will do
         for o in sorted(here, key=lambda o: o.servers):
@@ -117,6 +117,15 @@ def _servers_line(setting: Setting, outcomes: Sequence[Outcome]) -> str:
             f"{fewest.iterations_per_push:.3g} iterations into a push"
         )
     return text
+
+
+def _worker_text(setting: Setting) -> str:
+    if setting.worker_overload <= 1:
+        return ""
+    return (
+        f"; but a worker's own link carries one push in {setting.worker_overload:.3g}, whatever "
+        "the number of servers"
+    )
 
 
 def _servers(count: int) -> str:

@@ -180,6 +180,11 @@ class Setting:
         return 1 if self.push_bytes * self.servers / self.shards > ONE_SLOT_BYTES else 2
 
     @property
+    def worker_overload(self) -> float:
+        """Bytes of a push to all servers, over what a worker's link carries in an iteration."""
+        return self.push_bytes * self.servers / (self.compute_s * self.worker_bytes_per_s)
+
+    @property
     def overload(self) -> float:
         """Bytes that the workers would push if each pushed every iteration, over what the servers'
         links carry meanwhile.

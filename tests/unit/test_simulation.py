@@ -169,8 +169,8 @@ def test_replies_come_once_per_period_of_a_link_that_is_not_full(period: int) ->
 def test_servers_share_the_load(servers: int, overload: float) -> None:
     one = run("aladdin", 8.0)
     several = run(
-        "aladdin", servers=servers, bytes_per_s=setting(8.0).bytes_per_s, distribution="normal",
-        spread=0.05,
+        "aladdin", servers=servers, bytes_per_s=setting(8.0).bytes_per_s, worker_bytes_per_s=1e9,
+        distribution="normal", spread=0.05,
     )  # fmt: skip
     assert one.overload / several.overload == pytest.approx(servers, rel=0.01)  # headers
     assert several.iterations_per_push == pytest.approx(max(overload, 1), rel=0.1)
@@ -280,6 +280,16 @@ def test_enough_servers_carry_every_push() -> None:
     servers, best = advice(s, outcomes)
     assert "carries one push in 3.5, 4 servers carry all" in servers
     assert best.startswith("8 workers: most iterations (speed-up): aladdin with 1 server (8)")
+
+
+def test_a_workers_own_link_can_be_what_is_full() -> None:
+    """More servers share one worker's push, which crosses its link as a whole all the same."""
+    s = setting(0.5, worker_bytes_per_s=5.2e6)
+    outcomes = sweep(s, [8], [1, 4], ["aladdin"])
+    for outcome in outcomes:
+        assert outcome.iterations_per_push == pytest.approx(2.0, rel=0.1)
+    lines = advice(s, outcomes)
+    assert "a worker's own link carries one push in 1.92" in lines[0]
 
 
 def test_headers_alone_can_be_too_much() -> None:
