@@ -23,6 +23,7 @@ __all__ = [
     "accuracy_at",
     "begin_s",
     "coalescing",
+    "covered_s",
     "duration_s",
     "evaluations",
     "final_accuracy",
@@ -123,7 +124,7 @@ def senders(run: Run) -> pd.DataFrame:
         found[_worker_of(run)[rank]] = {
             "sends_per_s": len(rows) / took,
             "MB_per_s": rows["bytes"].sum() / took / 1e6,
-            "transfer_share": _covered(rows) / took,
+            "transfer_share": covered_s(rows) / took,
             "queue_s": rows["queue_s"].median(),
             "put_s": rows["put_s"].median(),
             "ack_s": rows["ack_s"].median(),
@@ -132,8 +133,8 @@ def senders(run: Run) -> pd.DataFrame:
     return frame.rename_axis("worker").sort_index()
 
 
-def _covered(sends: pd.DataFrame) -> float:
-    """[s] with a transfer under way: those to several servers overlap."""
+def covered_s(sends: pd.DataFrame) -> float:
+    """[s] with at least one of these transfers under way, several of which may overlap."""
     begin = (sends["queued_s"] + sends["queue_s"]).to_numpy(np.float64)
     end = begin + sends["put_s"].to_numpy(np.float64)
     known = np.isfinite(end)

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": ("aladdin_mpi.cli.compare", "compare", "Put several runs side by side."),
     "salvage": ("aladdin_mpi.cli.salvage", "salvage", "Save what can be read of damaged logs."),
     "slurm": ("aladdin_mpi.cli.slurm", "slurm", "Make a job for Slurm, and submit it."),
+    "simulate": ("aladdin_mpi.cli.simulate", "simulate", "Say what to expect of links."),
     "timeline": ("aladdin_mpi.cli.timeline", "timeline", "Write a trace of a run, for Perfetto."),
     "watch": ("aladdin_mpi.cli.watch", "watch", "Show how a run in progress goes."),
     "doctor": ("aladdin_mpi.cli.doctor", "doctor", "Check this machine's installation."),

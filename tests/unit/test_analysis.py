@@ -374,4 +374,4 @@ def test_transfers_to_several_servers_that_overlap_count_once() -> None:
         {"queued_s": [0.0, 0.0, 1.0, 5.0], "queue_s": [0.0, 0.5, 0.0, 0.0],
          "put_s": [2.0, 1.0, 2.0, np.nan]}
     )  # fmt: skip
-    assert metrics._covered(sends) == pytest.approx(3.0)
+    assert metrics.covered_s(sends) == pytest.approx(3.0)

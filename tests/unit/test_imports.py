@@ -215,3 +215,9 @@ def test_schema_and_analysis_need_neither_torch_nor_mpi() -> None:
 
 def test_in_process_links_need_no_mpi() -> None:
     assert loaded_by(f"import {PACKAGE}.comm.inprocess", ("mpi4py",)) == []
+
+
+def test_simulation_needs_no_mpi_and_its_timing_no_torch() -> None:
+    assert loaded_by(f"import {PACKAGE}.simulation.training", ("mpi4py",)) == []
+    statement = f"import {PACKAGE}.cli.simulate, {PACKAGE}.simulation.answers"
+    assert loaded_by(statement, ("torch", "mpi4py")) == []
