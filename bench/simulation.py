@@ -7,6 +7,7 @@ base rate × workers, momentum 0.9 unless a row says otherwise (then the server'
 paper's preset has one).  Iterations take 100 ms with a normal spread of 5 %.  ``settings``: pushes
 take 1 % of what the link could carry; replies are late in some rows.  ``overload``: the workers'
 pushes share the server's link, which carries a part of them, and its replies the other direction.
+Pixels are normalised to mean 0 and deviation 1, or from 0 to 1 (``--pixels raw``).
 Every run adds a line to the CSV file; one that is there is not made again, so the command can be
 stopped and started at will.
 """
@@ -24,8 +25,9 @@ from typing import Any
 import click
 
 COMPUTE_S, PAYLOAD_BYTES = 0.1, 407_080.0
+PIXELS = ("normalised", "raw")
 FIELDS = (
-    "table", "row", "column", "seed", "accuracy", "per_push", "staleness", "reply_age",
+    "pixels", "table", "row", "column", "seed", "accuracy", "per_push", "staleness", "reply_age",
     "thrown_away", "seconds",
 )  # fmt: skip
 
@@ -79,7 +81,7 @@ def cases() -> Iterator[Case]:
             yield Case("settings", row, column, 0.0025, workers=n, late=2.3)
 
 
-def trained(case: Case, seed: int, bundle: Any) -> dict[str, Any]:
+def trained(case: Case, seed: int, pixels: str, bundle: Any) -> dict[str, Any]:
     """One run."""
     from aladdin_mpi.algorithms import find
     from aladdin_mpi.core.schedule import Schedule
@@ -109,7 +111,7 @@ def trained(case: Case, seed: int, bundle: Any) -> dict[str, Any]:
     found = train(setting, algorithm, algorithm.config(**options), task)
     outcome = found.outcome
     values = (
-        case.table, case.row, case.column, seed, found.evaluations[-1].accuracy,
+        pixels, case.table, case.row, case.column, seed, found.evaluations[-1].accuracy,
         outcome.iterations_per_push, outcome.staleness, outcome.reply_age, found.thrown_away,
         round(time.process_time() - began, 1),
     )  # fmt: skip
@@ -182,9 +184,10 @@ def _cell(rows: list[dict[str, Any]], name: str, column: str) -> str:
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--csv", "path", type=click.Path(path_type=Path), required=True)
 @click.option("--seeds", default=1, show_default=True, help="Of data order, model and times.")
+@click.option("--pixels", type=click.Choice(PIXELS), default="normalised", show_default=True)
 @click.option("--only-show", is_flag=True, help="Print the tables of what is there.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of Fashion-MNIST.")
-def main(path: Path, seeds: int, only_show: bool, data_dir: Path | None) -> None:
+def main(path: Path, seeds: int, pixels: str, only_show: bool, data_dir: Path | None) -> None:
     from aladdin_mpi.workload.data import ArrayDataset, load_dataset
 
     rows: list[dict[str, Any]] = []
@@ -192,18 +195,21 @@ def main(path: Path, seeds: int, only_show: bool, data_dir: Path | None) -> None
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
     if only_show:
-        show(rows)
+        show([row for row in rows if row["pixels"] == pixels])
         return
-    done = {(r["table"], r["row"], r["column"], int(r["seed"])) for r in rows}
+    done = {(r["pixels"], r["table"], r["row"], r["column"], int(r["seed"])) for r in rows}
     bundle = load_dataset("fashion-mnist", data_dir, 0)
-    whole = bundle.train.__getitems__(range(len(bundle.train)))  # normalised once, not per batch
-    bundle = replace(bundle, train=ArrayDataset(*whole))
+    parts = []
+    for part in (bundle.train, bundle.test):
+        x, y = part.__getitems__(range(len(part)))  # normalised once, not per batch
+        parts.append(ArrayDataset((x - x.min()) / (x.max() - x.min()) if pixels == "raw" else x, y))
+    bundle = replace(bundle, train=parts[0], test=parts[1])
     path.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):
         for case in cases():
-            if (case.table, case.row, case.column, seed) in done:
+            if (pixels, case.table, case.row, case.column, seed) in done:
                 continue
-            row = trained(case, seed, bundle)
+            row = trained(case, seed, pixels, bundle)
             rows.append(row)
             new = not path.exists()
             with path.open("a", newline="") as file:
@@ -212,7 +218,7 @@ def main(path: Path, seeds: int, only_show: bool, data_dir: Path | None) -> None
                     writer.writeheader()
                 writer.writerow(row)
             click.echo(f"{case.row}, {case.column}, seed {seed}: {row['accuracy']:.4f}")
-    show(rows)
+    show([row for row in rows if row["pixels"] == pixels])
 
 
 if __name__ == "__main__":

@@ -236,16 +236,19 @@ def pushes_of(name: str, n: int, size: int) -> list[tuple[Push, np.ndarray]]:
     return found
 
 
+SERVED = [name for name in sorted(REGISTRY) if REGISTRY[name].topology is Topology.SERVER]
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in sorted(REGISTRY) if REGISTRY[name].topology is Topology.SERVER]
+    ("name", "options"), [*((name, {}) for name in SERVED), ("aladdin", {"preset": "paper"})]
 )
-def test_the_server_does_what_the_real_one_does(name: str) -> None:
+def test_the_server_does_what_the_real_one_does(name: str, options: dict[str, str]) -> None:
     n, size, sgd = 3, 32, SgdOptions(0.9, 1e-3)
     algorithm = REGISTRY[name]
     rules: list[Server] = []
     for _ in range(2):
         assert algorithm.server is not None
-        rules.append(algorithm.server(algorithm.config(), n))
+        rules.append(algorithm.server(algorithm.config(**options), n))
     x = torch.nn.Parameter(torch.linspace(-1, 1, size))
     params, buffers = FlatParams([("x", x)], [[x]]), FlatBuffers(None, set())
     ours = GlobalParameters(rules[0], params, buffers, n, sgd)
