@@ -103,7 +103,7 @@ class Worker(Stateful):
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False
     ) -> bool:
         ask = self.cfg.replies and iteration >= 0 and self.replies.wanted()
-        s = self.replies.snapshot(ask, port.slots)
+        s = self.replies.snapshot(ask, port.beyond)
         sent = port.try_push(
             lambda out: self.pending.write(params, port, out, s, last), self.carried, limit=limit,
             last=last, wants_reply=ask, handled=self.replies.handled, version=self.replies.version,

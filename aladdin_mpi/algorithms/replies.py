@@ -47,7 +47,7 @@ class Replies(Stateful):
 
     def __init__(self, params: FlatParams, period: int, one_outstanding: bool, keep: bool):
         self.period, self.one_outstanding, self.keep = period, one_outstanding, keep
-        self.snapshots = Snapshots(params, 2 if keep else 0)
+        self.snapshots = Snapshots(params, 3 if keep else 0)
         self.since_ask = 0  # iterations since the push that asked last
         self.asked = self.sequence = 0  # that push; the last push of all
         self.due = False  # its reply was not handled yet
@@ -58,13 +58,12 @@ class Replies(Stateful):
         """The next push should ask."""
         return self.since_ask >= self.period and not (self.one_outstanding and self.due)
 
-    def snapshot(self, asks: bool, slots: int) -> np.ndarray | None:
+    def snapshot(self, asks: bool, beyond: int) -> np.ndarray | None:
         """Where the next push should leave a copy of the parameters, if a reply may name it.
 
-        A reply names the push that asked for it, or, where there are several ``slots``, one that
-        was merged together with that.
+        A reply names the push that asked for it, or one of the ``beyond`` next.
         """
-        may_be_named = asks or (slots > 1 and self.due and self.sequence == self.asked)
+        may_be_named = asks or (self.due and self.sequence < self.asked + beyond)
         return self.snapshots.lend() if self.keep and may_be_named else None
 
     def pushed(self, sequence: int, asks: bool, snapshot: bool, iteration: int) -> None:

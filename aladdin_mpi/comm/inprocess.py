@@ -79,6 +79,7 @@ class _WorkerChannel:
         self, link: _WorkerLink, index: int, server: int, layout: FrameLayout, pushed: FrameLayout
     ) -> None:  # fmt: skip
         self.index, self.layout, self.slots = index, layout, link.world.slots
+        self.beyond = int(self.slots > 1)
         self._server = link.world.servers[server]
         self.acknowledged = 0
         self.last_notice: Notice | None = None

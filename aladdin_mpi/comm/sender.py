@@ -50,6 +50,9 @@ class WorkerChannel:
     ----------
     slots : int
         Pushes that may be on their way at once.
+    beyond : int
+        How many pushes after the one that asked for it a reply may contain: one that is merged
+        together with that, and one more while the reply waits for that to others of the relay.
     acknowledged : int
         The last push that the server has merged.
     last_notice : Notice or None
@@ -64,6 +67,7 @@ class WorkerChannel:
         self.index, self.server = index, server
         self.slots, self.layout = opening.slots, opening.layout
         relayed = opening.node != MPI.COMM_NULL
+        self.beyond = (self.slots > 1) + relayed
         self._push_layout = opening.node_layout if relayed else opening.push_layout
         self._reply_layout, self._from = opening.reply_layout, link.relay if relayed else server
         self.acknowledged = 0

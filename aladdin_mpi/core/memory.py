@@ -32,11 +32,11 @@ def needs(
 
     A server has a ring of slots for each sender, the model, a reply for each, and, unless pushes
     are so large that they have one slot, a copy for one that evaluates.  A worker stages as many
-    pushes as there are slots, receives as many replies, keeps as many snapshots, has r, and, with
-    more than one slot or a narrow encoding, a copy of the model to receive.  A relay has the slots
-    of its workers, stages messages, receives a reply and hands another on, and, where it narrows
-    updates, has two vectors of what was given and sent.  A checkpoint is one more model at the
-    server while it is made, pushed gradients are two.
+    pushes as there are slots, receives as many replies, keeps as many snapshots (with a relay one
+    more), has r, and, with more than one slot or a narrow encoding, a copy of the model to receive.
+    A relay has the slots of its workers, stages messages, receives a reply and hands another on,
+    and, where it narrows updates, has two vectors of what was given and sent.  A checkpoint is one
+    more model at the server while it is made, pushed gradients are two.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def needs(
     server = window + (1 + senders + (slots > 1)) * frame_bytes
     own_copy = slots > 1 or narrow
     staged = slots * (frame_bytes + (push_bytes if narrow and not relayed else 0))
-    worker = staged + (2 * slots + 1 + own_copy) * frame_bytes
+    worker = staged + (2 * slots + 1 + own_copy + (relayed > 0)) * frame_bytes
     relay = 0
     if relayed:
         relay = relay_window + slots * push_bytes + 2 * frame_bytes

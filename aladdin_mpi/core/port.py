@@ -49,11 +49,14 @@ class Port(Protocol):
         Pushes that may be on their way at once, by memory.
     rest : int
         Pushes without a step that bring what ``--wire`` has left out.
+    beyond : int
+        How many pushes after the one that asked for it a reply may contain.
     """
 
     num_workers: int
     slots: int
     rest: int
+    beyond: int
 
     def try_push(
         self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object

@@ -10,16 +10,20 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """At most ``count`` vectors, allocated once; the oldest unnamed one gives way when all
-    are in use.
+    """At most ``count`` vectors, made when they are needed; the oldest unnamed one gives way when
+    all are in use.
     """
 
     def __init__(self, params: FlatParams, count: int) -> None:
-        self._free = [params.new_vector() for _ in range(count)]
+        self._params, self._more = params, count
+        self._free: list[np.ndarray] = []
         self._kept: dict[int, tuple[np.ndarray, int]] = {}
 
     def lend(self) -> np.ndarray:
         """The vector that the next :meth:`keep` binds, to be filled by the caller."""
+        if not self._free and self._more:
+            self._more -= 1
+            self._free.append(self._params.new_vector())
         if not self._free:
             self._free.append(self._kept.pop(min(self._kept))[0])
         return self._free[-1]

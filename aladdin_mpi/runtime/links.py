@@ -91,6 +91,7 @@ class WorkerEnd(Protocol):
 
     index: int
     slots: int
+    beyond: int
     layout: FrameLayout
     acknowledged: int
     last_notice: Notice | None

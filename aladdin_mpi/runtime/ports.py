@@ -115,7 +115,7 @@ class WorkerPort(TimedPort):
     ) -> None:
         super().__init__(end.index, link, clock, recorder, on_lost)
         self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
-        self.rest = end.pushes_of_all - 1
+        self.rest, self.beyond = end.pushes_of_all - 1, end.beyond
         self.others: Callable[[], None] = lambda: None
         self._end, self._buffers, self._rates = end, buffers, rates
         self._active = num_workers  # when the steps that are not pushed yet were begun

@@ -138,6 +138,7 @@ class VirtualPort:
     ) -> None:  # fmt: skip
         self.worker, self.num_workers = worker, world.setting.num_workers
         self.slots = world.setting.slots
+        self.beyond = int(self.slots > 1)
         self.sends = SendTimes()
         self.samples = self.made = self.lost_count = 0
         self.handed_s: dict[int, float] = {}

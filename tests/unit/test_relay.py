@@ -309,3 +309,4 @@ def test_memory_by_hand() -> None:
     assert (narrow.server, narrow.worker) == (50 + 2 * 100, 100 + 50 + 4 * 100)
     relayed = needs(50, 100, slots=2, senders=2, relayed=4)
     assert (relayed.relay_window, relayed.relay) == (800, 800 + 2 * 50 + 6 * 100)
+    assert relayed.worker == 2 * 100 + (4 + 1 + 1 + 1) * 100, "it stages float32"
