@@ -50,20 +50,21 @@ def shortage(comm: MPI.Intracomm, need: int, window: int, senders: int) -> str:
     senders : int
         Whose pushes the shared memory is for.
     """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks, together, windows = node.size, node.allreduce(need), node.allreduce(window)
+    senders, available = node.allreduce(senders), available_bytes()
+    node.Free()
     own = ""
-    if window and comm.size > 1 and os.path.isdir("/dev/shm"):
+    if windows and ranks > 1 and os.path.isdir("/dev/shm"):  # a rank alone needs no sharing
         stat = os.statvfs("/dev/shm")
         free = stat.f_bavail * stat.f_frsize
-        if free < window:
+        if free < windows:
             own = (
-                f"{_size(window)} of shared memory are needed for the pushes of {senders} "
+                f"{_size(windows)} of shared memory are needed for the pushes of {senders} "
                 f"worker(s) or relay(s), and /dev/shm of host {platform.node()} has {_size(free)} "
                 "free: enlarge it (mount -o remount,size=…, or docker run --shm-size=…), remove "
                 "stale files there, or use fewer workers"
             )
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    together, ranks, available = node.allreduce(need), node.size, available_bytes()
-    node.Free()
     if not own and 0 < available < together:
         own = (
             f"{_size(together)} are needed by the {ranks} rank(s) on host {platform.node()} beside "

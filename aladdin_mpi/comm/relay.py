@@ -221,7 +221,7 @@ class RelayLink:
             self.channels.append(RelayChannel(self, index, self._servers[server], opening))
 
     def _heed(self, server: int, notice: Notice) -> None:
-        self.stop = notice.stop
+        self.stop = max(self.stop, notice.stop)
         if not notice.active:
             self._over.add(server)
         elif notice.sequence:
@@ -229,6 +229,9 @@ class RelayLink:
 
     def close(self) -> None:
         """Wait until everybody has everything (polling); collective."""
+        for _ in range(2):  # a reply that has come may still have to be handed on, and its workers
+            while not self.progress():  # receive until they have passed the barrier
+                time.sleep(0.001)
         barrier = self.comm.Ibarrier()
         while not (self.progress() and self._beats.idle and barrier.Test()):
             time.sleep(0.001)

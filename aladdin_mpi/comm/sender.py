@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -52,7 +53,7 @@ class WorkerChannel:
         Pushes that may be on their way at once.
     beyond : int
         How many pushes after the one that asked for it a reply may contain: one that is merged
-        together with that, and one more while the reply waits for that to others of the relay.
+        together with that; with a relay any number, while the reply waits for that to others.
     acknowledged : int
         The last push that the server has merged.
     last_notice : Notice or None
@@ -67,7 +68,7 @@ class WorkerChannel:
         self.index, self.server = index, server
         self.slots, self.layout = opening.slots, opening.layout
         relayed = opening.node != MPI.COMM_NULL
-        self.beyond = (self.slots > 1) + relayed
+        self.beyond = sys.maxsize if relayed else int(self.slots > 1)
         self._push_layout = opening.node_layout if relayed else opening.push_layout
         self._reply_layout, self._from = opening.reply_layout, link.relay if relayed else server
         self.acknowledged = 0
@@ -212,9 +213,9 @@ class WorkerChannel:
         if self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
             self._sending = 0
-        if self._receiving is None and self._spare:
-            frame, tag = self._spare.popleft(), tags(self.index)[0]
-            self._receiving = self._receive(frame, self._from, tag)
+        if self._receiving is None:  # one is always posted: a reply must not wait for training
+            frame = self._spare.popleft() if self._spare else self._reply_layout.new_frame()
+            self._receiving = self._receive(frame, self._from, tags(self.index)[0])
         if self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
             incoming = Received(self._receiving[0], self._link.worker, self._spare.append)
             self._receiving = None

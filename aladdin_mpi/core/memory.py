@@ -51,8 +51,8 @@ def needs(
     """
     narrow = push_bytes < frame_bytes
     window, relay_window = senders * slots * push_bytes, relayed * slots * frame_bytes
-    server = window + (1 + senders + (slots > 1)) * frame_bytes
-    own_copy = slots > 1 or narrow
+    server = window + (1 + senders + (slots > 1 or relayed > 0)) * frame_bytes
+    own_copy = slots > 1 or (narrow and not relayed)
     staged = slots * (frame_bytes + (push_bytes if narrow and not relayed else 0))
     worker = staged + (2 * slots + 1 + own_copy + (relayed > 0)) * frame_bytes
     relay = 0

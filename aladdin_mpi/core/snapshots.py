@@ -10,8 +10,8 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """At most ``count`` vectors, made when they are needed; the oldest unnamed one gives way when
-    all are in use.
+    """At most ``count`` vectors, made when they are needed; when all are in use, the oldest but
+    one gives way: the oldest is the one most likely to be named, then the newest.
     """
 
     def __init__(self, params: FlatParams, count: int) -> None:
@@ -25,7 +25,7 @@ class Snapshots:
             self._more -= 1
             self._free.append(self._params.new_vector())
         if not self._free:
-            self._free.append(self._kept.pop(min(self._kept))[0])
+            self._free.append(self._kept.pop(sorted(self._kept)[:2][-1])[0])
         return self._free[-1]
 
     def keep(self, sequence: int, iteration: int) -> None:

@@ -337,8 +337,8 @@ def relay(job: Job, algorithm: Algorithm, config: Any) -> bool:
         job.comm.Dup(), roles.servers, groups, roles.workers, roles.relay, roles.routes
     )  # fmt: skip
     loop = RelayLoop(
-        link, len(roles.workers), roles.routes.rounds, getattr(config, "push", "") == "update",
-        job.recorder,
+        link, len(roles.workers), roles.routes.rounds, "server_applies" in algorithm.traits,
+        getattr(config, "push", "") == "update", job.recorder,
     )  # fmt: skip
     signals.call(loop.preempt)
     loop.serve()

@@ -82,10 +82,14 @@ class Gathering:
         Of the run.
     rounds : bool
         The server waits for all workers in every round.
+    applies : bool
+        The server steps with the pushes' learning rates.
     """
 
-    def __init__(self, workers: Sequence[int], num_workers: int, rounds: bool) -> None:
-        self._num_workers, self._rounds = num_workers, rounds
+    def __init__(
+        self, workers: Sequence[int], num_workers: int, rounds: bool, applies: bool
+    ) -> None:  # fmt: skip
+        self._num_workers, self._rounds, self._applies = num_workers, rounds, applies
         self._workers = list(workers)
         self._training = set(workers)
         self._answered: set[int] = set()  # in this round
@@ -120,7 +124,9 @@ class Gathering:
             return self._whole.pop(0) if self._whole else []
         if not self._waiting or self._holds_back(now):
             return []
-        return self._alike(lambda w: (w.push.cut, w.push.active, w.push.rates))
+        return self._alike(
+            lambda w: (w.push.cut, w.push.active, w.push.rates if self._applies else ())
+        )
 
     def arrived(self, members: Sequence[Waiting], now: float, message_s: float) -> None:
         """A message has been merged at the server."""
@@ -168,7 +174,7 @@ class RelayLoop:
     link : RelayLinkLike
     num_workers : int
         Of the run.
-    rounds : bool
+    rounds, applies : bool
         See :class:`Gathering`.
     feedback : bool
         What is pushed are updates: what a narrow message leaves out is sent with the next one.
@@ -176,11 +182,11 @@ class RelayLoop:
     """
 
     def __init__(
-        self, link: RelayLinkLike, num_workers: int, rounds: bool, feedback: bool,
+        self, link: RelayLinkLike, num_workers: int, rounds: bool, applies: bool, feedback: bool,
         recorder: Recording,
     ) -> None:  # fmt: skip
         self._link, self._num_workers, self._rounds = link, num_workers, rounds
-        self._feedback, self._recorder = feedback, recorder
+        self._applies, self._feedback, self._recorder = applies, feedback, recorder
         self._channels: list[_Channel] = []
         self._last_active = time.monotonic()
         self._preempt = False
@@ -202,7 +208,9 @@ class RelayLoop:
             self._preempt = False
             self._link.tell(RequestKind.PREEMPT)
         for end in self._link.channels[len(self._channels) :]:
-            gathering = Gathering(self._link.workers, self._num_workers, self._rounds)
+            gathering = Gathering(
+                self._link.workers, self._num_workers, self._rounds, self._applies
+            )
             self._channels.append(_Channel(end, gathering, self._feedback))
         found = False
         for channel in self._channels:

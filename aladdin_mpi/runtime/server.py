@@ -145,6 +145,8 @@ class ServerLoop:
         while not all(worker.gone for worker in self._workers):
             self.turn()
         self._hand_out()
+        while self._relays and not self._link.progress():  # before they hear that all is over
+            time.sleep(_BUSY_S)
         over = self._notice(0)._replace(active=0)
         for relay in range(len(self._relays)):
             self._link.notify_relay(relay, over)

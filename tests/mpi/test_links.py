@@ -12,7 +12,7 @@ import pytest
 from linking import FULL, PUSHES, Loop, a_spec, initial, push_and_listen
 from mpi4py import MPI
 
-from aladdin_mpi.comm import channel, mailbox, thread
+from aladdin_mpi.comm import channel, mailbox, memory, thread
 from aladdin_mpi.comm.receiver import ServerLink
 from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.comm.sender import WorkerLink
@@ -151,15 +151,25 @@ def test_models_that_differ_are_named(comm: MPI.Intracomm, link: ServerLink | Wo
         link.close(lambda: None)
 
 
-def test_too_little_shared_memory_is_an_error_on_all_ranks(
-    comm: MPI.Intracomm, link: ServerLink | WorkerLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("lacks", "pattern"),
+    [
+        ("shared", r"0 MiB of shared memory are needed .* has 0 MiB free: enlarge it"),
+        ("all", r"0 MiB are needed by the \d rank\(s\) on host .* and 0 MiB are available: put"),
+    ],
+)
+def test_too_little_memory_is_an_error_on_all_ranks(
+    comm: MPI.Intracomm, link: ServerLink | WorkerLink, monkeypatch: pytest.MonkeyPatch,
+    lacks: str, pattern: str,
+) -> None:  # fmt: skip
     if not os.path.isdir("/dev/shm"):
         pytest.skip("left out: no /dev/shm")
-    pattern = "needs 0 MiB of shared memory .* has 0 MiB free"
     if isinstance(link, ServerLink):
         full = SimpleNamespace(f_bavail=1, f_frsize=512)
-        monkeypatch.setattr(channel.os, "statvfs", lambda path: full)
+        if lacks == "shared":
+            monkeypatch.setattr(memory.os, "statvfs", lambda path: full)
+        else:
+            monkeypatch.setattr(memory, "available_bytes", lambda: 512)
         loop = Loop(link)
         loop.run()
         with pytest.raises(ModelError, match=pattern):

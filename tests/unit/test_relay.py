@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aladdin_mpi.algorithms import find
 from aladdin_mpi.comm.routes import Routes
 from aladdin_mpi.core.encoding import find as find_encoding
+from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.memory import needs
 from aladdin_mpi.core.pairwise import add_pairwise, subtrees
+from aladdin_mpi.core.snapshots import Snapshots
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import Apply, ChannelSpec, Merge, Push, Reply, Send
@@ -36,7 +39,7 @@ def who(message: list[Waiting]) -> list[tuple[int, int]]:
 
 
 def test_what_is_there_goes_together() -> None:
-    gathering = Gathering([0, 1, 2], 4, rounds=False)
+    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True)
     for one in (waits(2), waits(0), waits(2, 2)):
         gathering.add(one)
     assert who(gathering.take(1.0)) == [(2, 1), (0, 1), (2, 2)]
@@ -45,7 +48,7 @@ def test_what_is_there_goes_together() -> None:
 
 @pytest.mark.parametrize("other", [{"active": 3}, {"rates": (0.1,)}, {"cut": 1}], ids=str)
 def test_what_the_server_treats_in_another_way_goes_apart(other: dict[str, Any]) -> None:
-    gathering = Gathering([0, 1, 2], 4, rounds=False)
+    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True)
     for one in (waits(0), waits(1, **other), waits(2), waits(1, 2), waits(2, 2, **other)):
         gathering.add(one)
     assert who(gathering.take(1.0)) == [(0, 1), (2, 1)]
@@ -54,7 +57,7 @@ def test_what_the_server_treats_in_another_way_goes_apart(other: dict[str, Any])
 
 
 def test_a_message_waits_for_one_that_is_due_but_not_longer_than_the_last_one_took() -> None:
-    gathering = Gathering([0, 1], 2, rounds=False)
+    gathering = Gathering([0, 1], 2, rounds=False, applies=True)
     gathering.arrived([waits(0), waits(1)], now=10.0, message_s=0.15)  # both are due at 10.1
     gathering.add(waits(0, 2))
     assert gathering.take(10.05) == [], "worker 1 is due"
@@ -69,7 +72,7 @@ def test_a_message_waits_for_one_that_is_due_but_not_longer_than_the_last_one_to
 
 
 def test_rounds_wait_for_all_that_train() -> None:
-    gathering = Gathering([1, 2, 3], 4, rounds=True)
+    gathering = Gathering([1, 2, 3], 4, rounds=True, applies=True)
     gathering.add(waits(3))
     gathering.add(waits(1))
     assert gathering.take(0.0) == []
@@ -87,7 +90,7 @@ def test_rounds_wait_for_all_that_train() -> None:
 
 
 def test_a_round_of_which_nobody_has_a_gradient_is_over() -> None:
-    gathering = Gathering([0, 1], 2, rounds=True)
+    gathering = Gathering([0, 1], 2, rounds=True, applies=True)
     for worker in (0, 1):
         gathering.add(waits(worker, iterations=0))
         assert who(gathering.take(0.0)) == [(worker, 1)]
@@ -212,7 +215,7 @@ def relayed(wire: str, feedback: bool = True) -> tuple[Link, RelayLoop, GlobalMo
     model = GlobalModel(
         spec, FrameLayout(64, 1).new_frame(), row.server(config, 2), 2, lambda: None
     )
-    return link, RelayLoop(link, 2, False, feedback, Rows()), model
+    return link, RelayLoop(link, 2, False, False, feedback, Rows()), model
 
 
 def test_a_message_is_handled_as_the_pushes_in_it() -> None:
@@ -310,3 +313,25 @@ def test_memory_by_hand() -> None:
     relayed = needs(50, 100, slots=2, senders=2, relayed=4)
     assert (relayed.relay_window, relayed.relay) == (800, 800 + 2 * 50 + 6 * 100)
     assert relayed.worker == 2 * 100 + (4 + 1 + 1 + 1) * 100, "it stages float32"
+    one = needs(50, 100, slots=1, senders=2, relayed=4)
+    assert one.server == 2 * 50 + (1 + 2 + 1) * 100, "copies are not for relays"
+    assert one.worker == 100 + (2 + 1 + 1) * 100, "the copy comes into the staging"
+
+
+def test_learning_rates_matter_only_where_the_server_applies_them() -> None:
+    gathering = Gathering([0, 1], 2, rounds=False, applies=False)
+    for one in (waits(0, rates=(0.1,)), waits(1, rates=(0.2,))):
+        gathering.add(one)
+    assert who(gathering.take(1.0)) == [(0, 1), (1, 1)]
+
+
+def test_a_late_reply_names_the_oldest_or_the_newest() -> None:
+    params = FlatParams([("x", x := torch.nn.Parameter(torch.zeros(4)))], [[x]])
+    snapshots = Snapshots(params, 3)
+    for sequence in range(1, 6):
+        snapshots.lend()[:] = sequence
+        snapshots.keep(sequence, sequence)
+    assert snapshots.take(3) is None
+    found = snapshots.take(4)
+    assert found is not None and (found[0] == 4).all()
+    assert snapshots.take(1) is None, "given up with those before 4"
