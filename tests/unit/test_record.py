@@ -63,7 +63,7 @@ def python(code: str, *arguments: object, **options: object) -> subprocess.Popen
 @pytest.mark.parametrize("table", schema.TABLES.values(), ids=lambda t: t.name)
 def test_every_column_is_explained(table: schema.Table) -> None:
     assert table.meaning
-    assert set(table.roles) <= {"worker", "server"}
+    assert set(table.roles) <= {"worker", "server", "relay"}
     assert table.roles
     assert len(set(table.names)) == len(table.names)
     for column in table.columns:
@@ -474,20 +474,20 @@ def test_a_crowded_ring_is_written_before_its_time() -> None:
 def test_values_that_do_not_fit_are_brought_into_range() -> None:
     file = MemoryFile()
     with Recorder(file) as recorder:
-        recorder.merges((1.0, 10**6, 2**70, -(2**40), 1e300, 5))
+        recorder.merges((1.0, 10**6, 2**70, -(2**40), 1e300, 5, 1))
         with pytest.warns(RuntimeWarning, match="overflow"):
-            recorder.merges((1.0, 0, 0, 0, 1e300, 5))
+            recorder.merges((1.0, 0, 0, 0, 1e300, 5, 1))
         with warnings.catch_warnings(action="error"):
-            recorder.merges((1.0, 0, 0, 0, 1e300, 5))
-        recorder.merges((None, math.nan, math.inf, np.int64(3), np.float32(2), True))
+            recorder.merges((1.0, 0, 0, 0, 1e300, 5, 1))
+        recorder.merges((None, math.nan, math.inf, np.int64(3), np.float32(2), True, 1))
         recorder.events((1.0, 2, 3, 4.0, "ü" * 100))
-        with pytest.raises(ValueError, match="6 values, not 2"):
+        with pytest.raises(ValueError, match="7 values, not 2"):
             recorder.merges((1, 2))
     first, large, same, second = file.rows("merges")
-    assert first.tolist() == (1.0, 2**15 - 1, 2**63 - 1, -(2**31), math.inf, 5)
-    assert large.tolist() == same.tolist() == (1.0, 0, 0, 0, math.inf, 5)
+    assert first.tolist() == (1.0, 2**15 - 1, 2**63 - 1, -(2**31), math.inf, 5, 1)
+    assert large.tolist() == same.tolist() == (1.0, 0, 0, 0, math.inf, 5, 1)
     assert math.isnan(second["time_s"])
-    assert second.tolist()[1:] == (-1, -1, 3, 2.0, 1)
+    assert second.tolist()[1:] == (-1, -1, 3, 2.0, 1, 1)
     assert file.rows("events")["text"][0] == ("ü" * 60).encode()
 
 
