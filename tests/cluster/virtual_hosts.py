@@ -281,8 +281,9 @@ class VirtualHosts:
 
         ``ranks_per_host`` is one number for all of them, or one for each.
         """
-        several = isinstance(ranks_per_host, Sequence)
-        counts = ranks_per_host if several else [ranks_per_host] * len(self.names)
+        if isinstance(ranks_per_host, int):
+            ranks_per_host = [ranks_per_host] * len(self.names)
+        counts = list(ranks_per_host)
         ranks = str(sum(counts))
         hosts = ",".join(f"{host}:{count}" for host, count in zip(self.names, counts, strict=True))
         if launching.family() == "openmpi":
