@@ -91,6 +91,7 @@ class WorkerChannel:
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
         self._fetched: Frame | None = None
+        self._ending = False
         self._copy: Frame | None = None
         way = opening.node if relayed else opening.up
         self._box = Outbox(way, 0, way.rank - 1, self._push_layout, opening.slots)
@@ -195,6 +196,11 @@ class WorkerChannel:
             frame = self._copy
         self._fetching = self._receive(frame, self.server, tags(self.index)[1])
 
+    def expect_final(self) -> None:
+        """Post the receive of the final parameters, after which nothing else is taken."""
+        self._ending = True
+        self.expect_copy(lend=True)
+
     def progress(self) -> None:
         """Move sends and receives on."""
         if self._waiting and not (self._box.busy and self._sending):
@@ -213,7 +219,8 @@ class WorkerChannel:
         if self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
             self._sending = 0
-        if self._receiving is None:  # one is always posted: a reply must not wait for training
+        # while the training thread waits for a copy, a reply may not wait for the training thread
+        if self._receiving is None and (self._spare or self._fetching or self._ending):
             frame = self._spare.popleft() if self._spare else self._reply_layout.new_frame()
             self._receiving = self._receive(frame, self._from, tags(self.index)[0])
         if self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
@@ -347,7 +354,7 @@ class WorkerLink(CommThread):
 
         def bye() -> None:
             for channel in self.channels:
-                channel.expect_copy(lend=True)
+                channel.expect_final()
             self.send(RequestKind.BYE)
 
         self.post(bye)

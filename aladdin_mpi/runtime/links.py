@@ -26,6 +26,8 @@ __all__ = [
     "ArrivalLike",
     "PeerEnd",
     "Recording",
+    "RelayEnd",
+    "RelayLinkLike",
     "ServerEnd",
     "ServerLinkLike",
     "SumLike",
@@ -83,6 +85,35 @@ class ServerLinkLike(Protocol):
     def notify_relay(self, relay: int, notice: Notice) -> None: ...
     def may_beat(self, worker: int) -> bool: ...
     def open_channel(self, index: int) -> ServerEnd: ...
+    def close(self) -> None: ...
+
+
+class RelayEnd(Protocol):
+    """A channel at a relay (see ``comm.relay.RelayChannel``)."""
+
+    index: int
+    spec: ChannelSpec
+    push_layout: FrameLayout
+    size: int
+
+    def arrivals(self) -> Sequence[ArrivalLike]: ...
+    def in_flight(self) -> int: ...
+    def next_frame(self) -> Frame | None: ...
+    def submit(self, frame: Frame, count: int) -> int: ...
+
+
+class RelayLinkLike(Protocol):
+    """A relay's link (see ``comm.relay.RelayLink``)."""
+
+    workers: list[int]
+    stop: int
+
+    @property
+    def over(self) -> bool: ...
+    @property
+    def channels(self) -> Sequence[RelayEnd]: ...
+    def progress(self) -> bool: ...
+    def tell(self, kind: RequestKind) -> None: ...
     def close(self) -> None: ...
 
 

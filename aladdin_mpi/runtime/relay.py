@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,44 +20,15 @@ from aladdin_mpi.core import kernels
 from aladdin_mpi.core.encoding import PLAIN
 from aladdin_mpi.core.pairwise import add_pairwise, subtrees
 from aladdin_mpi.core.vector import aligned_zeros
-from aladdin_mpi.core.wire import Frame, FrameLayout
-from aladdin_mpi.messages import ChannelSpec, Push, RequestKind
+from aladdin_mpi.core.wire import Frame
+from aladdin_mpi.messages import Push, RequestKind
 from aladdin_mpi.runtime.globals import PIECE
-from aladdin_mpi.runtime.links import ArrivalLike, Recording
+from aladdin_mpi.runtime.links import Recording, RelayEnd, RelayLinkLike
 
-__all__ = ["Gathering", "RelayEnd", "RelayLinkLike", "RelayLoop", "Waiting"]
+__all__ = ["Gathering", "RelayLoop", "Waiting"]
 
 _BUSY_S, _ACTIVE_S, _IDLE_S = 0.0002, 0.001, 0.005
 _BURST_S = 0.005
-
-
-class RelayEnd(Protocol):
-    """A channel at a relay (see ``comm.relay.RelayChannel``)."""
-
-    index: int
-    spec: ChannelSpec
-    push_layout: FrameLayout
-    size: int
-
-    def arrivals(self) -> Sequence[ArrivalLike]: ...
-    def in_flight(self) -> int: ...
-    def next_frame(self) -> Frame | None: ...
-    def submit(self, frame: Frame, count: int) -> int: ...
-
-
-class RelayLinkLike(Protocol):
-    """A relay's link (see ``comm.relay.RelayLink``)."""
-
-    workers: list[int]
-    stop: int
-
-    @property
-    def over(self) -> bool: ...
-    @property
-    def channels(self) -> Sequence[RelayEnd]: ...
-    def progress(self) -> bool: ...
-    def tell(self, kind: RequestKind) -> None: ...
-    def close(self) -> None: ...
 
 
 class Waiting(NamedTuple):
