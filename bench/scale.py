@@ -31,8 +31,8 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "cluster")]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "cluster")]
 
 import launching  # noqa: E402
 from virtual_hosts import VirtualHosts  # noqa: E402

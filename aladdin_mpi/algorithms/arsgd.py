@@ -33,12 +33,17 @@ class Config:
         ("auto", "horovod", "mpi", "ddp"),
     )  # fmt: skip
 
+    bucket_mb: float = option(
+        0.0,
+        "megabytes of gradients reduced together; 0: the backend's own (mpi 4, ddp 25)",
+    )
     adascale: bool = option(False, "multiply the learning rate by AdaScale's gain (backend mpi)")
 
     def __post_init__(self) -> None:
         choose(self)
         if self.adascale and self.backend == "auto":
             object.__setattr__(self, "backend", "mpi")
+        check(self, "bucket_mb", 0 <= self.bucket_mb <= 2000, "expected 0 to 2000")
         check(self, "adascale", not self.adascale or self.backend == "mpi", "needs --backend mpi")
 
 

@@ -46,6 +46,8 @@ class HorovodReducer:
     ----------
     comm : MPI.Intracomm
         The workers.
+    bucket_bytes : int
+        Gradients that are ready at the same time are reduced together up to this; 0: Horovod's own.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class HorovodReducer:
         optimizer: torch.optim.Optimizer,
         named: Sequence[tuple[str, torch.nn.Parameter]],
         passes: int,
+        bucket_bytes: int = 0,
     ) -> None:
         problem = horovod_problem()
         if problem is not None:
@@ -68,6 +71,8 @@ class HorovodReducer:
 
         self._hvd = hvd
         if not hvd.is_initialized():
+            if bucket_bytes:
+                os.environ["HOROVOD_FUSION_THRESHOLD"] = str(bucket_bytes)
             hvd.init(comm=comm)
         self.name = f"Horovod {horovod.__version__}"
         self._optimizer = hvd.DistributedOptimizer(
@@ -98,6 +103,8 @@ class DDPReducer:
     worker, num_workers : int
     exchange : callable
         ``exchange(bytes) -> list of bytes``, everybody's.
+    bucket_bytes : int
+        So many bytes of gradients are reduced together; 0: torch's own.
 
     Raises
     ------
@@ -113,6 +120,7 @@ class DDPReducer:
         num_workers: int,
         exchange: Callable[[bytes], list[bytes]],
         model: torch.nn.Module | None,
+        bucket_bytes: int = 0,
     ) -> None:
         if model is None:
             raise ConfigError("--backend ddp: give DistributedOptimizer the model")
@@ -123,7 +131,9 @@ class DDPReducer:
             torch.distributed.init_process_group(
                 "gloo", store=store, rank=worker, world_size=num_workers
             )
-        self._ddp = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        self._ddp = torch.nn.parallel.DistributedDataParallel(
+            model, broadcast_buffers=False, bucket_cap_mb=bucket_bytes / 2**20 or None
+        )
         self._uneven = self._ddp.join(divide_by_initial_world_size=False)
         self._uneven.__enter__()
         self._inside = False

@@ -10,7 +10,7 @@ import torch
 
 from aladdin_mpi.comm.libraries import DDPReducer, HorovodReducer
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.ready import Range, ReadyRanges
+from aladdin_mpi.core.ready import RANGE_BYTES, Range, ReadyRanges
 from aladdin_mpi.optim.adascale import Gain
 from aladdin_mpi.runtime.links import PeerEnd, SumLike, WorkerLinkLike
 
@@ -39,7 +39,13 @@ class RangeReducer:
 
     name = "MPI"
 
-    def __init__(self, params: FlatParams, end: PeerEnd, gain: Gain | None = None) -> None:
+    def __init__(
+        self,
+        params: FlatParams,
+        end: PeerEnd,
+        gain: Gain | None = None,
+        bucket_bytes: int = RANGE_BYTES,
+    ) -> None:
         self._params, self._end = params, end
         self._vector = params.new_vector()
         self._gain = gain
@@ -47,7 +53,7 @@ class RangeReducer:
         self._flags = np.zeros(3)
         self._under_way: list[SumLike] = []
         self._contribute = True
-        self._ready = ReadyRanges(params, self._start)
+        self._ready = ReadyRanges(params, self._start, bucket_bytes)
 
     def _start(self, part: Range) -> None:
         if self._contribute:
@@ -114,10 +120,14 @@ def make_reducer(
     params: FlatParams,
     end: PeerEnd,
     gain: Gain | None,
+    bucket_bytes: int,
 ) -> GradientReducer:
-    """The reducer of a backend: ``mpi``, ``horovod`` or ``ddp``.  Collective over the workers."""
+    """The reducer of a backend: ``mpi``, ``horovod`` or ``ddp``.  Collective over the workers.
+
+    ``bucket_bytes`` of gradients are reduced together; 0: as many as the backend likes.
+    """
     if backend == "horovod":
-        return HorovodReducer(comm, optimizer, named, params.passes)
+        return HorovodReducer(comm, optimizer, named, params.passes, bucket_bytes)
     if backend == "ddp":
-        return DDPReducer(link.worker, comm.size, link.exchange, model)
-    return RangeReducer(params, end, gain)
+        return DDPReducer(link.worker, comm.size, link.exchange, model, bucket_bytes)
+    return RangeReducer(params, end, gain, bucket_bytes or RANGE_BYTES)

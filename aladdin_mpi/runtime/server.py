@@ -218,7 +218,6 @@ class ServerLoop:
         handled, sends, passes = model.handle(frames)
         now = time.monotonic()
         channel.owed.update(sends)
-        self._reply(channel)  # before the acknowledgements: a reply names a push merged with it
         for push, staleness, version, bad, frees in handled:
             worker = self._workers[push.worker]
             worker.samples += push.samples
@@ -245,6 +244,7 @@ class ServerLoop:
                 self._progress.loss(push.loss)
             if bad:
                 self._on_bad(push)
+        self._reply(channel)  # after the acknowledgements: they are small, and would wait behind it
         for count, merge_s, nbytes, version, messages in passes:
             row = (now, channel.end.index, version, count, merge_s, nbytes, messages)
             self._recorder.add("merges", row)

@@ -434,7 +434,16 @@ def DistributedOptimizer(
     if backend is not None:
         gain = Gain(size()) if session.options.adascale else None
         driver.port.reducer = make_reducer(
-            backend, session.link, session.job.comm, optimizer, model, named, params, end, gain
+            backend,
+            session.link,
+            session.job.comm,
+            optimizer,
+            model,
+            named,
+            params,
+            end,
+            gain,
+            round(session.options.bucket_mb * 1e6),
         )
         if gain is not None:
             scale_rates(optimizer, lambda: gain.gain, lambda value: log(adascale_gain=value))

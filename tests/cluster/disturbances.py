@@ -57,11 +57,14 @@ class Window:
 
 
 class Job:
-    """A training job under way: host ``h1`` serves, worker i is on ``h<i+2>``."""
+    """A training job under way, a rank on each host: the first ``serving`` serve."""
 
-    def __init__(self, hosts: VirtualHosts, folder: Path, started: launching.Started) -> None:
+    def __init__(
+        self, hosts: VirtualHosts, folder: Path, started: launching.Started, serving: int = 1
+    ) -> None:
         self.hosts, self.folder, self.control = hosts, folder, folder / "control"
-        self.workers = range(len(hosts.names) - 1)
+        self.workers = range(len(hosts.names) - serving)
+        self._serving = serving
         self._started = started
 
     def await_training(self) -> None:
@@ -94,8 +97,8 @@ class Job:
         return f"{what}\n--- output\n{text}"
 
     def pid(self, worker: int) -> int:
-        """The process of a worker, or of the server (-1)."""
-        with open_rank_file(rank_path(self.folder / "run", worker + 1)) as file:
+        """The process of a worker, or of the last server (-1)."""
+        with open_rank_file(rank_path(self.folder / "run", worker + self._serving)) as file:
             return int(file.attrs["pid"])
 
     @contextlib.contextmanager
@@ -123,7 +126,7 @@ class Job:
     @contextlib.contextmanager
     def thin_link(self, worker: int, rate: str, usual: str) -> Iterator[None]:
         """Inside, the worker's link has another rate."""
-        host = [self.hosts.names[worker + 1]]
+        host = [self.hosts.names[worker + self._serving]]
         self.hosts.set_rate(rate, host)
         try:
             yield

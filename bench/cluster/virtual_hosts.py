@@ -36,7 +36,11 @@ __all__ = ["NEEDED_PROGRAMS", "VirtualHosts"]
 NEEDED_PROGRAMS = ("ip", "tc", "nsenter", "unshare")
 STATE = Path("/run/aladdin-virtual-hosts")
 """A folder per set of hosts, ``<pid>.<start time>.<random>`` of the process that made it."""
-BURST, QUEUE = "256kb", "100ms"
+BURST_S, QUEUE = 0.005, "100ms"
+"""Of a token bucket: what it lets through at once, and how long it lets the rest wait."""
+SEGMENT = 16384
+"""[bytes] what TCP hands to a device at once; less than what a bucket lets through."""
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SWITCH = "switch"
 
 KEEPER = """
@@ -190,10 +194,11 @@ class VirtualHosts:
         for host in self.names:
             pid = self._keepers[host].pid
             cables += [f"link add {host} type veth peer name eth0 netns {pid}"]
-            cables += [f"link set {host} master bridge0 up"]
+            cables += [f"link set {host} master bridge0 up gso_max_size {SEGMENT}"]
         self._batch(SWITCH, "ip", cables)
         for host, address in self.addresses.items():
-            self._batch(host, "ip", [f"addr add {address}/24 dev eth0", "link set eth0 up"])
+            lines = [f"addr add {address}/24 dev eth0", f"link set eth0 up gso_max_size {SEGMENT}"]
+            self._batch(host, "ip", lines)
         if self._rate is not None:
             self.set_rate(self._rate)
 
@@ -248,10 +253,10 @@ class VirtualHosts:
             devices = [device for name, device in ends if name == place]
             # "replace" first: there may be nothing to delete.
             limited = rate or "100gbit"
-            lines = [
-                f"qdisc replace dev {device} root tbf rate {limited} burst {BURST} latency {QUEUE}"
-                for device in devices
-            ]
+            number = float(limited[:-4]) * UNITS[limited[-4:]]
+            burst = max(2.5 * SEGMENT, BURST_S * number / 8)
+            bucket = f"tbf rate {limited} burst {burst:.0f} latency {QUEUE}"
+            lines = [f"qdisc replace dev {device} root {bucket}" for device in devices]
             if rate is None:
                 lines += [f"qdisc del dev {device} root" for device in devices]
             self._batch(place, "tc", lines)

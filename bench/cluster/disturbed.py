@@ -1,6 +1,6 @@
 """What a stopped or slow rank does to the others, and how full a link gets, on virtual hosts.
 
-    python bench/cluster.py --csv cluster.csv
+    python bench/cluster/disturbed.py --csv cluster.csv
 
 Run it as root with the interpreter of an environment that has MPICH or Open MPI: it measures that
 one.  First a server and three workers with 200 Mb/s links train on 1 MB of parameters while a rank
@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "cluster")]
 
 import launching  # noqa: E402
