@@ -8,7 +8,7 @@ MPI ?= mpich
 MPIS ?= mpich openmpi
 # REQUIRE=all: install system tools first (root, Debian), and fail if anything was left out.
 REQUIRE ?=
-# Stages of the tests: lint unit launch mpi cluster slurm (empty: all).
+# Stages of the tests: lint unit launch mpi cluster slurm bench (empty: all).
 ONLY ?=
 
 # The first Python 3.10 to 3.13 that runs: one that has torch, else one that can make environments.
@@ -28,15 +28,16 @@ endif
 VENV = .venv-$(MPI)
 ENVIRONMENT_OPTIONS = --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)"
 
-.PHONY: help demo test horovod lint format clean python
+.PHONY: help demo test bench-quick horovod lint format clean python
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train a small network with ALADDIN on 4 workers, in a fresh environment"
 	@echo "make test     all tests that this machine allows, and a list of what was left out"
 	@echo "              REQUIRE=all   as root on Debian: install system tools, leave nothing out"
-	@echo "              ONLY=unit     some stages only: lint unit launch mpi cluster slurm"
+	@echo "              ONLY=unit     some stages only: lint unit launch mpi cluster slurm bench"
 	@echo "              MPIS=mpich    with one MPI only"
+	@echo "make bench-quick  ALADDIN, AR-SGD and SGP on virtual hosts with slow links (root, iproute2)"
 	@echo "make horovod  build Horovod for MPI=mpich or openmpi and install it (needs a C++ compiler)"
 	@echo "make lint     ruff and mypy;  make format: format the sources;  make clean: tidy up"
 	@echo "Variables:    PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) MPI=$(MPI)"
@@ -56,6 +57,10 @@ test: python
 	@if [ "$(REQUIRE)" = all ]; then .ci/system-tools; fi
 	@"$(PYTHON)" tests/suite.py --mpis "$(MPIS)" --only "$(ONLY)" --require "$(REQUIRE)" \
 	  $(ENVIRONMENT_OPTIONS)
+
+bench-quick: python
+	@"$(PYTHON)" .ci/environment.py --mpi $(MPI) $(ENVIRONMENT_OPTIONS)
+	@ALADDIN_MPI=$(MPI) $(VENV)/bin/python bench/cluster/experiments.py quick
 
 horovod: python
 	@"$(PYTHON)" .ci/environment.py --mpi $(MPI) $(ENVIRONMENT_OPTIONS)

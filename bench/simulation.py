@@ -6,7 +6,8 @@ Fashion-MNIST, a 784-128-10 perceptron, batch 64, 6 epochs of all workers togeth
 base rate × workers, momentum 0.9 unless a row says otherwise (then the server's, too, where the
 paper's preset has one).  Iterations take 100 ms with a normal spread of 5 %.  ``settings``: pushes
 take 1 % of what the link could carry; replies are late in some rows.  ``overload``: the workers'
-pushes share the server's link, which carries a part of them, and its replies the other direction.
+pushes share the server's link, which carries a part of them, and its replies the other direction;
+local SGD, which waits for no link, averages once in as many iterations as a push then carries.
 Pixels are normalised to mean 0 and deviation 1, or from 0 to 1 (``--pixels raw``).
 Every run adds a line to the CSV file; one that is there is not made again, so the command can be
 stopped and started at will.
@@ -39,6 +40,8 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours, no lag compensation": ("aladdin", {"lag_compensation": False}),
     "two in flight": ("aladdin", {"in_flight": "2"}),
     "one in flight": ("aladdin", {"in_flight": "1"}),
+    "8 ranges in turns": ("aladdin", {}),
+    "local SGD, as rarely": ("localsgd", {}),
 }
 
 
@@ -55,6 +58,8 @@ class Case:
     overload: float = 0.01
     late: float = 0.0
     slow: dict[int, float] = field(default_factory=dict)
+    ranges: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def cases() -> Iterator[Case]:
@@ -63,11 +68,15 @@ def cases() -> Iterator[Case]:
     for lr in (0.01, 0.0025):
         for column in all_four:
             yield Case("settings", f"n=8, base η {lr}", column, lr)
-    for overload in (2, 8, 0.4, 20):
+    for overload in (2, 8, 0.4, 20, 5, 10):
         for lr in (0.0025, 0.01):
+            row = f"base η {lr}, overload {overload:g}"
             for column in ("two in flight", "one in flight"):
-                row = f"base η {lr}, overload {overload:g}"
                 yield Case("overload", row, column, lr, overload=overload)
+            yield Case("overload", row, "8 ranges in turns", lr, overload=overload, ranges=8)
+            if overload > 1:
+                often = {"period": int(overload)}
+                yield Case("overload", row, "local SGD, as rarely", lr, options=often)
     for lr in (0.02, 0.1):
         for column in all_four:
             yield Case("settings", f"n=8, no momentum, base η {lr}", column, lr, momentum=0.0)
@@ -91,12 +100,14 @@ def trained(case: Case, seed: int, pixels: str, bundle: Any) -> dict[str, Any]:
     from aladdin_mpi.workload.models import build_model
 
     name, options = ALGORITHMS[case.column]
+    options = {**options, **case.options}
     if options.get("preset") == "paper":
         options = {**options, "server_momentum": case.momentum}
     rate = case.workers * (PAYLOAD_BYTES + FRAMING_BYTES) / (case.overload * COMPUTE_S)
     setting = Setting(
         case.workers, COMPUTE_S, PAYLOAD_BYTES, rate, distribution="normal", spread=0.05,
         slow=case.slow, reply_latency_s=case.late * COMPUTE_S, merge_bytes_per_s=1e12, seed=seed,
+        shards=case.ranges,
     )  # fmt: skip
 
     def build() -> Any:
@@ -184,10 +195,15 @@ def _cell(rows: list[dict[str, Any]], name: str, column: str) -> str:
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--csv", "path", type=click.Path(path_type=Path), required=True)
 @click.option("--seeds", default=1, show_default=True, help="Of data order, model and times.")
+@click.option(
+    "--only", default="", help="Rows and columns that hold this text: 'η 0.01, overload'."
+)
 @click.option("--pixels", type=click.Choice(PIXELS), default="normalised", show_default=True)
 @click.option("--only-show", is_flag=True, help="Print the tables of what is there.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of Fashion-MNIST.")
-def main(path: Path, seeds: int, pixels: str, only_show: bool, data_dir: Path | None) -> None:
+def main(
+    path: Path, seeds: int, only: str, pixels: str, only_show: bool, data_dir: Path | None
+) -> None:
     from aladdin_mpi.workload.data import ArrayDataset, load_dataset
 
     rows: list[dict[str, Any]] = []
@@ -207,6 +223,8 @@ def main(path: Path, seeds: int, pixels: str, only_show: bool, data_dir: Path | 
     path.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):
         for case in cases():
+            if only not in f"{case.row}, {case.column}":
+                continue
             if (pixels, case.table, case.row, case.column, seed) in done:
                 continue
             row = trained(case, seed, pixels, bundle)

@@ -2,14 +2,16 @@
 
 Needs only the standard library; ``make test`` calls it. Horovod is built for the first MPI, if this
 machine can build it (a build takes minutes; ``make horovod MPI=...`` makes the other). Tests marked
-``first_mpi`` run with that one only. The stages:
+``first_mpi`` run with that one only. The stages, and what they may take on two cores, in minutes,
+of less than 60 in all (``LIMITS_S`` is where something must hang):
 
-    lint      ruff check, ruff format --check, mypy
-    unit      tests/unit, no launcher, on several cores
-    launch    tests/launch: tests that start mpiexec themselves, with each MPI
-    mpi       tests/mpi on 2, 3 and 5 ranks, with each MPI
-    cluster   tests/cluster on virtual hosts, with each MPI; needs root and iproute2
-    slurm     tests/slurm on a Slurm of virtual hosts, with each MPI; needs that and Slurm
+    lint      1    ruff check, ruff format --check, mypy
+    unit      9    tests/unit, no launcher, on several cores
+    launch    15   tests/launch: tests that start mpiexec themselves, with each MPI (the second: 6)
+    mpi       2    tests/mpi on 2, 3 and 5 ranks, with each MPI
+    cluster   2    tests/cluster on virtual hosts, with each MPI; needs root and iproute2
+    slurm     5    tests/slurm on a Slurm of virtual hosts, with each MPI; needs that and Slurm
+    bench     5    make bench-quick: a few experiments on virtual hosts, with the first MPI
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 import launching
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("lint", "unit", "launch", "mpi", "cluster", "slurm")
+STAGES = ("lint", "unit", "launch", "mpi", "cluster", "slurm", "bench")
 WITH_MPI = STAGES[2:]
 RANKS = (2, 3, 5)
 LIMITS_S = {
@@ -41,6 +43,7 @@ LIMITS_S = {
     "mpi": 300,
     "cluster": 900,
     "slurm": 900,
+    "bench": 600,
 }
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 BUDGET_S = 4800
@@ -170,6 +173,8 @@ class Suite:
                 self.cluster(mpi)
             if "slurm" in chosen:
                 self.slurm(mpi)
+        if "bench" in chosen:
+            self.bench(first)
 
     def make_environment(self, mpi: str) -> None:
         """Make the virtual environment of an MPI."""
@@ -217,12 +222,37 @@ class Suite:
 
     def cluster(self, mpi: str) -> None:
         """Run the tests on virtual hosts, where that is possible at all."""
-        if os.geteuid() != 0:
-            self.leave_out("cluster", mpi, "tests/cluster", "needs root")
-        elif shutil.which("ip") is None:
-            self.leave_out("cluster", mpi, "tests/cluster", "needs the command ip (iproute2)")
+        lacking = self.no_hosts()
+        if lacking:
+            self.leave_out("cluster", mpi, "tests/cluster", lacking)
         else:
             self.pytest("cluster", mpi, "cluster")
+
+    def no_hosts(self) -> str:
+        """Why there can be no virtual hosts here; empty where there can."""
+        if os.geteuid() != 0:
+            return "needs root"
+        return "" if shutil.which("ip") else "needs the command ip (iproute2)"
+
+    def bench(self, mpi: str) -> None:
+        """Run a few experiments on virtual hosts, where that is possible at all."""
+        what = "bench/cluster/experiments.py quick"
+        lacking = self.no_hosts()
+        if mpi not in self.environments:
+            lacking = "its environment could not be made"
+        if lacking:
+            self.leave_out("bench", mpi, what, lacking)
+        else:
+            result = self.begin("bench", mpi)
+            script = ROOT / "bench" / "cluster" / "experiments.py"
+            with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+                argv = [str(self.python(mpi)), str(script), "quick", "--out", folder]
+                status, why = self.command("bench", argv, self.variables(mpi))
+            if status:
+                result.failures.append((what, why))
+            else:
+                result.passed += 1
+            self.finish(result)
 
     def slurm(self, mpi: str) -> None:
         """Run the tests on a Slurm, where that is possible at all."""

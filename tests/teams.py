@@ -18,6 +18,7 @@ import torch
 
 from aladdin_mpi.algorithms import Algorithm, find
 from aladdin_mpi.algorithms.base import Topology
+from aladdin_mpi.algorithms.ranges import ShardedWorker
 from aladdin_mpi.comm.inprocess import InProcess
 from aladdin_mpi.comm.inprocess_peers import InProcessPeers
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
@@ -31,7 +32,6 @@ from aladdin_mpi.runtime.reducers import RangeReducer
 from aladdin_mpi.runtime.server import ServerLoop
 from aladdin_mpi.runtime.sharded import (
     ShardedPort,
-    ShardedWorker,
     Sharding,
     open_channels,
     per_optimizer,
@@ -92,6 +92,7 @@ class Training:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     servers: int = 1
+    max_shard_bytes: int = 0
     wire: str = "float32"
     iterations: Callable[[int], int] = lambda worker: 20
     before_step: Callable[[int, int], None] = lambda worker, iteration: time.sleep(2e-4)
@@ -112,32 +113,37 @@ def toy(name: str, gradient: Gradient = towards, **settings: Any) -> Training:
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, and with how many servers."""
+    """An algorithm, with how many servers, and whether each has several ranges."""
 
     name: str
     servers: int = 1
+    ranges: bool = False
 
     def __str__(self) -> str:
-        return self.name if self.servers == 1 else f"{self.name}-{self.servers}-servers"
+        servers = f"-{self.servers}-servers" if self.servers > 1 else ""
+        return self.name + servers + ("-ranges" if self.ranges else "")
 
     @property
     def target(self) -> np.ndarray:
         """The quadratic's minimum."""
-        return np.resize(TARGET, 4 if self.servers == 1 else SHARDED_SIZE)
+        whole = self.servers == 1 and not self.ranges
+        return np.resize(TARGET, 4 if whole else SHARDED_SIZE)
 
     def toy(self, gradient: Gradient = towards, **settings: Any) -> Training:
         """A training, of a vector that can be shared out."""
         return toy(
-            self.name, gradient, servers=self.servers, size=self.target.size, **settings
+            self.name, gradient, servers=self.servers, max_shard_bytes=64 * self.ranges,
+            size=self.target.size, **settings,
         )  # fmt: skip
 
 
 def cases(names: Iterable[str], servers: tuple[int, ...] = (3,)) -> list[Case]:
-    """Those algorithms, and those with a server also with so many."""
+    """Those algorithms, and those with a server also with so many, and with ranges."""
     found = [Case(name) for name in names]
     for case in list(found):
         if find(case.name).topology is Topology.SERVER:
             found += [Case(case.name, count) for count in servers]
+            found.append(Case(case.name, ranges=True))
     return found
 
 
@@ -169,7 +175,7 @@ def train(link: Any, num_workers: int, training: Training) -> Result:
         training.momentum, training.weight_decay, training.wire,
     )  # fmt: skip
 
-    ranges = Sharding(training.servers).ranges(params)
+    ranges = Sharding(training.servers, training.max_shard_bytes).ranges(params)
     end, _ = open_channels(link, spec, ranges, params, buffers)
     file = MemoryFile()
     with Recorder(file) as recorder:

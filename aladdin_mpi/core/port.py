@@ -124,7 +124,8 @@ class Port(Protocol):
 
     def push_limit(self, in_flight: str) -> int:
         """Pushes to allow on their way at once: ``"1"``, ``"2"``; by ``"auto"`` a second only
-        while the link is not full, because a queue is nothing but staleness.
+        while the link is not full, because a queue is nothing but staleness, and none while other
+        ranges have their turn.
         """
 
     def span(self, column: str) -> AbstractContextManager[None]:

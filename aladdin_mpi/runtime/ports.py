@@ -98,6 +98,8 @@ class WorkerPort(TimedPort):
     ----------
     others : callable
         Called before a reply is waited for: pushes what else is pushed in this step.
+    may_push : callable
+        Whether it is this range's turn, where several share a link.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class WorkerPort(TimedPort):
         self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
         self.rest, self.beyond = end.pushes_of_all - 1, end.beyond
         self.others: Callable[[], None] = lambda: None
+        self.may_push: Callable[[], bool] = lambda: True
         self._end, self._buffers, self._rates = end, buffers, rates
         self._active = num_workers  # when the steps that are not pushed yet were begun
         self._version = 0  # of the copy fetched last
@@ -218,6 +221,8 @@ class WorkerPort(TimedPort):
     def push_limit(self, in_flight: str) -> int:
         if in_flight != "auto":
             return int(in_flight)
+        if not self.may_push():
+            return 0
         return 1 if self._end.send_time_s > 0.5 * self.iteration_mean_s else self.slots
 
     def mixed(self, reply: Reply, lag_iterations: int, *, discarded: bool) -> None:
@@ -245,6 +250,11 @@ class WorkerPort(TimedPort):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._memory is not None and state:
             self._memory.load_state_dict(state)
+
+    @property
+    def in_flight(self) -> int:
+        """Pushes on their way."""
+        return self._end.in_flight()
 
     @property
     def pushes(self) -> int:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from aladdin_mpi.algorithms import Algorithm, find
 from aladdin_mpi.algorithms.base import Topology, flag
+from aladdin_mpi.algorithms.ranges import ShardedWorker
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
 from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
 from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind, Stop
@@ -49,7 +50,6 @@ from aladdin_mpi.runtime.restart import (
 )
 from aladdin_mpi.runtime.sharded import (
     ShardedPort,
-    ShardedWorker,
     Sharding,
     open_channels,
     per_optimizer,

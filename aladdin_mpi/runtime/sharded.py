@@ -1,23 +1,21 @@
-"""A worker whose vector is cut into ranges: a mailbox, a port and the algorithm's state for each.
+"""A worker whose vector is cut into ranges: a mailbox and a port for each.
 
-Each range decides for itself: whether it is pushed or coalesced, when it asks, what it mixes in.
-The user's optimizer runs once per step for all of them.  So that all ranges are pushed before any
-waits, their steps are nested: where the algorithm runs the local update of a range, or is about to
-wait, the next range's step comes first, and inside the last one the update of the whole model.
+Ranges that go to one server share a link: where that is full, they take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from aladdin_mpi.algorithms.base import Worker
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
-from aladdin_mpi.core.shards import Range, Shard, by_layer, by_memory
+from aladdin_mpi.core.shards import Range, by_layer, by_memory
+from aladdin_mpi.core.turns import Turns
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import ChannelSpec, Reply
@@ -26,7 +24,6 @@ from aladdin_mpi.runtime.ports import WorkerPort
 __all__ = [
     "ShardedEnd",
     "ShardedPort",
-    "ShardedWorker",
     "Sharding",
     "open_channels",
     "per_optimizer",
@@ -81,14 +78,14 @@ class ShardedEnd:
 
     Attributes
     ----------
-    ends : list
+    ends, ranges : list
         In the vector's order (see :class:`~aladdin_mpi.runtime.links.WorkerEnd`).
     index : int
         Of the first channel.
     """
 
-    def __init__(self, ends: Sequence[Any]) -> None:
-        self.ends, self.index = list(ends), ends[0].index
+    def __init__(self, ends: Sequence[Any], ranges: Sequence[Range]) -> None:
+        self.ends, self.ranges, self.index = list(ends), list(ranges), ends[0].index
         sizes = [end.layout.size for end in ends]
         first = ends[0].layout
         self._whole = FrameLayout(sum(sizes), first.floats, first.counts).new_frame()
@@ -144,7 +141,7 @@ def open_channels(
         frames.append(frame)
     if len(ends) == 1:
         return ends[0], frames[0]
-    whole = ShardedEnd(ends)
+    whole = ShardedEnd(ends, ranges)
     return whole, whole.assemble(frames)
 
 
@@ -186,11 +183,21 @@ class ShardedPort:
             )
             for i, one in enumerate(end.ends)
         ]  # fmt: skip
+        self._turns: list[tuple[Turns, list[WorkerPort]]] = []
+        for server in sorted({part.server for part in end.ranges}):
+            pairs = zip(self.ports, end.ranges, strict=True)
+            own = [port for port, part in pairs if part.server == server]
+            turns = Turns(len(own))
+            self._turns.append((turns, own))
+            for k, port in enumerate(own):
+                port.may_push = partial(turns.has, k)
 
     def start_step(self) -> None:
-        """Forget the last step's times."""
+        """Forget the last step's times, and say whose turn it is."""
         for port in self.ports:
             port.start_step()
+        for turns, own in self._turns:
+            turns.begin([port.in_flight > 0 for port in own])
 
     @property
     def times(self) -> dict[str, float]:
@@ -255,74 +262,3 @@ class ShardedPort:
 
     def close(self) -> None:
         """Everybody has finished."""
-
-
-class ShardedWorker:
-    """The algorithm, once for each range.
-
-    Parameters
-    ----------
-    make : callable
-        ``make(shard) -> Worker``, the algorithm's state for a range.
-    params : FlatParams
-    ranges : sequence of Range
-    gradients : bool
-        Gradients are pushed: where one of a step's is not finite, none of them counts.
-    """
-
-    def __init__(
-        self, make: Callable[[Shard], Worker], params: FlatParams,
-        ranges: Sequence[Range], gradients: bool,
-    ) -> None:  # fmt: skip
-        self._shards: list[Any] = [Shard(params, part.start, part.stop) for part in ranges]
-        self._workers = [make(shard) for shard in self._shards]
-        self._gradients = gradients
-
-    def step(
-        self,
-        params: FlatParams,
-        local_update: Callable[[], None],
-        port: ShardedPort,
-        iteration: int,
-    ) -> None:
-        if self._gradients and not params.gradients_finite():
-            for p in params.parameters:
-                if p.grad is not None:
-                    p.grad.fill_(float("nan"))
-        updated = False
-
-        def run(k: int, update: bool) -> None:
-            nonlocal updated
-            if k == len(self._workers):
-                if update and not updated:
-                    updated = True
-                    local_update()
-                return
-            gone_on = False
-
-            def go_on(wanted: bool) -> None:
-                nonlocal gone_on
-                first, gone_on = not gone_on, True
-                run(k + 1 if first else len(self._workers), wanted)
-
-            port.ports[k].others = lambda: go_on(update)
-            self._workers[k].step(self._shards[k], lambda: go_on(True), port.ports[k], iteration)
-            if not gone_on:
-                go_on(update)
-
-        run(0, False)
-
-    def before_forward(self, params: FlatParams) -> None:
-        for worker, shard in zip(self._workers, self._shards, strict=True):
-            worker.before_forward(shard)
-
-    def finish(self, params: FlatParams, port: ShardedPort) -> None:
-        for worker, shard, one in zip(self._workers, self._shards, port.ports, strict=True):
-            worker.finish(shard, one)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ranges": [worker.state_dict() for worker in self._workers]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for worker, own in zip(self._workers, state["ranges"], strict=True):
-            worker.load_state_dict(own)

@@ -116,7 +116,7 @@ class ServerLanes:
     """
 
     def __init__(self, events: Events, setting: Setting) -> None:
-        self._events = events
+        self.events = events
         rate, each = setting.bytes_per_s, setting.worker_bytes_per_s / setting.servers
         self.inward = SharedLink(events, rate, each)
         self.outward = SharedLink(events, rate, each)
@@ -133,14 +133,14 @@ class ServerLanes:
         self.inward.start(self._push_bytes, self._published, passes, published, found)
 
     def _published(self, passes: float, published: Call, found: Call) -> None:
-        self._free_at = max(self._events.now + self._to_s, self._free_at) + passes * self._merge_s
-        self._events.at(self._free_at, found)
+        self._free_at = max(self.events.now + self._to_s, self._free_at) + passes * self._merge_s
+        self.events.at(self._free_at, found)
         published()
 
     def work(self, passes: float, done: Call) -> None:
         """``done()`` when the core has made so many passes over the server's part."""
-        self._free_at = max(self._events.now, self._free_at) + passes * self._merge_s
-        self._events.at(self._free_at, done)
+        self._free_at = max(self.events.now, self._free_at) + passes * self._merge_s
+        self.events.at(self._free_at, done)
 
     def reply(self, arrived: Callable[..., object], *args: Any) -> None:
         """Send a part's parameters; ``arrived(*args)`` when they are there."""
@@ -150,7 +150,7 @@ class ServerLanes:
             self.outward.start(self._reply_bytes, arrived, *args)
 
     def _left(self, arrived: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._events.at(self._events.now + self._back_s, arrived, *args)
+        self.events.at(self.events.now + self._back_s, arrived, *args)
 
 
 class WorkerLane:

@@ -41,9 +41,10 @@ class ServedWorld:
     :class:`~aladdin_mpi.simulation.links.ServerLanes`), and the workers' ports.
     """
 
-    def __init__(self, setting: Setting, tally: Tally) -> None:
-        self.setting, self.events, self.tally = setting, Events(), tally
-        self.lanes = ServerLanes(self.events, setting)
+    def __init__(self, setting: Setting, tally: Tally, lanes: ServerLanes | None = None) -> None:
+        self.setting, self.tally = setting, tally
+        self.lanes = ServerLanes(Events(), setting) if lanes is None else lanes
+        self.events = self.lanes.events
         self.ports: list[VirtualPort] = []
         self.active = setting.num_workers
         self._numbers = [0] * setting.num_workers
@@ -127,6 +128,8 @@ class VirtualPort:
     sends : SendTimes
     samples : int
         Not pushed yet.
+    others, may_push : callable
+        As of the real port: called before it waits; whether it is this range's turn.
     """
 
     process: Process | NeverWaits
@@ -143,6 +146,8 @@ class VirtualPort:
         self.samples = self.made = self.lost_count = 0
         self.handed_s: dict[int, float] = {}
         self._world, self._params, self._buffers, self._rates = world, params, buffers, rates
+        self.others: Callable[[], None] = lambda: None
+        self.may_push: Callable[[], bool] = lambda: True
         self._lane = WorkerLane(world.lanes)
         self._handed = self._acknowledged = 0
         self._active = self._known_active = self.num_workers
@@ -186,7 +191,7 @@ class VirtualPort:
     def try_push(
         self, write: Callable[[np.ndarray], bool], iterations: int, *, limit: int, **header: object
     ) -> int:
-        if self._in_flight >= min(limit, self.slots):
+        if self.in_flight >= min(limit, self.slots):
             return 0
         staging = self._params.new_vector()
         if not write(staging):
@@ -207,7 +212,8 @@ class VirtualPort:
         return self._handed
 
     @property
-    def _in_flight(self) -> int:
+    def in_flight(self) -> int:
+        """Pushes on their way."""
         return self._handed - self._acknowledged
 
     def early_frame(self) -> np.ndarray | None:
@@ -230,7 +236,7 @@ class VirtualPort:
         kernels.take_difference(staging, r)
 
     def wait_push(self, limit: int) -> None:
-        self.process.wait_until(lambda: self._in_flight < min(limit, self.slots))
+        self.process.wait_until(lambda: self.in_flight < min(limit, self.slots))
 
     def settle(self) -> None:
         """Wait until everything that was pushed has been merged."""
@@ -240,6 +246,7 @@ class VirtualPort:
         return self._replies.popleft() if self._replies else None
 
     def wait_reply(self) -> Incoming:
+        self.others()
         self.process.wait_until(lambda: bool(self._replies))
         return self._replies.popleft()
 
@@ -254,6 +261,8 @@ class VirtualPort:
         return self._copy.vector
 
     def push_limit(self, in_flight: str) -> int:
+        if in_flight == "auto" and not self.may_push():
+            return 0
         return self.sends.limit(in_flight, self.slots)
 
     def span(self, column: str) -> AbstractContextManager[None]:

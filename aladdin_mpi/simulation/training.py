@@ -18,8 +18,8 @@ from aladdin_mpi.algorithms.base import Algorithm, Topology
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.simulation.globals import SgdOptions
 from aladdin_mpi.simulation.outcome import Outcome, Tally
+from aladdin_mpi.simulation.parts import PartedWorld
 from aladdin_mpi.simulation.peers import PeerWorld, VirtualPeerPort
-from aladdin_mpi.simulation.ports import ServedWorld, VirtualPort
 from aladdin_mpi.simulation.replicas import Batches, Replica, Task
 from aladdin_mpi.simulation.setting import ComputeTimes, Setting
 from aladdin_mpi.simulation.turns import NeverWaits, Process
@@ -99,25 +99,22 @@ class _Training:
         self.iterations, self.samples = [0] * n, [0] * n
         self.began_s, self.computed_s = [0.0] * n, [0.0] * n
         self.waits = not (algorithm.name == "aladdin" and config.coalesce)
-        first = self.replicas[0]
         self.world: Any
         if algorithm.topology is Topology.SERVER:
-            assert algorithm.server is not None
-            self.world = ServedWorld(self.setting, self.tally)
-            rules = algorithm.server(config, n)
             sgd = SgdOptions(task.momentum, task.weight_decay)
-            self.world.open(rules, first.params, first.buffers, sgd)
-            self.ports: list[Any] = [
-                VirtualPort(self.world, w, r.params, r.buffers, r.rates)
-                for w, r in enumerate(self.replicas)
-            ]
+            self.world = PartedWorld(
+                self.setting, self.tally, algorithm, config, self.replicas, sgd
+            )
+            joined = [self.world.join(w, r) for w, r in enumerate(self.replicas)]
+            self.ports: list[Any] = [port for port, _ in joined]
+            self.workers = [worker for _, worker in joined]
         else:
             self.world = PeerWorld(self.setting, self.tally)
             self.ports = [
                 VirtualPeerPort(self.world, w, r.params, task.seed)
                 for w, r in enumerate(self.replicas)
             ]
-        self.workers = [algorithm.worker(config, r.params, n) for r in self.replicas]
+            self.workers = [algorithm.worker(config, r.params, n) for r in self.replicas]
 
     def run(self) -> None:
         """Train until the data has ended."""
@@ -198,8 +195,8 @@ class _Training:
 
     def final(self) -> np.ndarray:
         """The global parameters, or the mean of the workers'."""
-        if isinstance(self.world, ServedWorld):
-            return self.world.model.x.copy()
+        if isinstance(self.world, PartedWorld):
+            return self.world.params
         vectors = np.stack([r.params.gathered() for r in self.replicas])
         mean: np.ndarray = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
         return mean
@@ -207,8 +204,8 @@ class _Training:
     def _evaluate(self, epoch: float) -> None:
         judge = self.judge
         judge.params.assign(self.final())
-        if isinstance(self.world, ServedWorld):
-            judge.buffers.assign(self.world.model.floats, self.world.model.counts)
+        if isinstance(self.world, PartedWorld):
+            judge.buffers.assign(self.world.floats, self.world.counts)
         elif self.replicas[0].buffers.floats.size:
             floats = np.mean([r.buffers.floats for r in self.replicas], axis=0)
             judge.buffers.assign(floats, self.replicas[0].buffers.counts)

@@ -6,7 +6,10 @@ settled, and takes the time of steps from the logs for a while.  All hosts have 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -109,13 +112,25 @@ def run(setting: Setting, phases: Sequence[Phase], folder: Path) -> list[Seen]:
     with hosts, open(folder / "output.txt", "w") as log:
         with hosts.start_mpi(argv, log=log, env=ENVIRONMENT) as started:
             job = Job(hosts, folder, started, setting.serving)
-            job.await_training()
-            for window in windows:
-                _measure(job, setting, window)
-            hosts.set_rate(None)
-            job.end()
+            try:
+                job.await_training()
+                for window in windows:
+                    _measure(job, setting, window)
+                hosts.set_rate(None)
+                job.end()
+            except AssertionError:
+                _say_where(job, setting)
+                raise
     seen = [_look(setting, folder / "run", window) for window in windows]
     return seen
+
+
+def _say_where(job: Job, setting: Setting) -> None:
+    """Have every rank write where its threads are, to the job's output."""
+    for worker in range(-setting.serving, setting.workers):
+        with contextlib.suppress(OSError):
+            os.kill(job.pid(worker), signal.SIGUSR2)
+    time.sleep(1.0)
 
 
 def _rate(setting: Setting, phase: Phase) -> str:

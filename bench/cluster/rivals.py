@@ -69,6 +69,7 @@ ALGORITHMS = {
         {"algorithm": "asp"}, 1, bound=lambda n, ratio: max(1.0, n * ratio), scaling=True
     ),
     "ad-psgd": Algorithm({"algorithm": "ad-psgd"}, scaling=True),
+    "aladdin, 8 ranges": Algorithm({"algorithm": "aladdin", "max_shard_bytes": 160_000}, 1),
     "aladdin, paper preset": Algorithm({"algorithm": "aladdin", "preset": "paper"}, 1),
     "bsp": Algorithm(
         {"algorithm": "bsp"}, 1, bound=lambda n, ratio: max(1.0, n * ratio) + n * ratio, waits=True

@@ -7,11 +7,14 @@ the passes do not stop while a hook works: each layer ends at its time, not a wh
 
 Files in ``control``: every worker writes ``ready-<worker>`` when it trains; while there is
 ``slow-<worker>`` it computes as many times slower as that says; it ends when there is ``end``.
+On SIGUSR2 it says where its threads are.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -80,6 +83,7 @@ class Layer(torch.nn.Module):
 
 def main(out: Path, control: Path, megabytes: float, compute_ms: float, options: str) -> None:
     """``options`` are those of ``init()``, as JSON."""
+    faulthandler.register(signal.SIGUSR2)
     clock = Clock(compute_ms / 1e3)
     am.init(out=out, progress="off", threads=1, **json.loads(options))
     worker = am.rank()

@@ -127,10 +127,12 @@ def slow(worker: int, iteration: int) -> None:
 
 
 @pytest.mark.ranks(exactly=5)
-@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize(("servers", "ranges"), [(2, False), (3, False), (1, True)])
 @pytest.mark.parametrize("name", SERVED)
-def test_several_servers(comm: MPI.Intracomm, name: str, servers: int) -> None:
-    case = Case(name, servers)
+def test_several_servers_or_ranges(
+    comm: MPI.Intracomm, name: str, servers: int, ranges: bool
+) -> None:
+    case = Case(name, servers, ranges)
     final = alike(comm, run(comm, case.toy(iterations=one_after_the_other, before_step=slow)))
     assert np.abs(final - case.target).max() < CLOSE.get(name, 0.15)
 

@@ -364,3 +364,28 @@ def test_a_mistake_is_one_line(args: list[str], words: str) -> None:
     assert shown.exit_code == 2
     (line,) = shown.stderr.splitlines()
     assert words in line
+
+
+# -- ranges of one server -------------------------------------------------------------------------
+
+
+def test_ranges_that_take_turns_fill_the_link_with_fresher_pushes() -> None:
+    row = find("aladdin")
+    at_once, in_turns = (
+        train(setting(4, 8.0, shards=shards), row, row.config(), task(4.0)).outcome
+        for shards in (1, 8)
+    )
+    assert in_turns.iterations_per_push == pytest.approx(at_once.iterations_per_push, rel=0.15)
+    assert in_turns.reply_age < 0.6 * at_once.reply_age
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp", "easgd"])
+def test_ranges_of_algorithms_that_wait_are_the_whole_vector(name: str) -> None:
+    row = find(name)
+    one, many = (
+        train(setting(2, 0.01, shards=s, distribution="constant"), row, row.config(), task())
+        for s in (1, 4)
+    )
+    assert many.evaluations[-1].accuracy == pytest.approx(one.evaluations[-1].accuracy, abs=0.05)
+    if name == "bsp":
+        assert np.array_equal(one.params, many.params)
