@@ -293,7 +293,7 @@ def serve(job: Job, settings: Settings, algorithm: Algorithm, config: Any) -> bo
     workers = len(roles.workers)
     leads = roles.server == 0
     mode = choose(settings.progress) if leads else "off"
-    progress = Progress(mode, settings.samples_total, roles.who)
+    progress = Progress(mode, settings.samples_total, roles.who, settings.sharding.advice)
     group = server_groups(job.comm, roles)[roles.server]
     link = ServerLink(job.comm.Dup(), group, roles.workers, roles.relays, roles.routes)
     restart = job.restart

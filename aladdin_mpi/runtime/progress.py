@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -15,6 +16,9 @@ __all__ = ["Progress", "choose"]
 
 OVERLOAD_SHOWN = 1.1
 """Iterations per push from which the overload is shown."""
+
+OVERLOAD_ADVISED, FULL_S = 1.5, 10
+"""Iterations per push, for so many seconds without a break, that there is advice for."""
 
 _LINE_S = 10.0
 
@@ -55,10 +59,15 @@ class Progress:
         Samples of the whole run; 0 where unknown.
     who : str
         How a message begins, such as ``rank 0 (server):``.
+    advice : callable, optional
+        ``advice(overload)``: what to do about a link that stays full, a line.
     """
 
-    def __init__(self, mode: str, total: int, who: str) -> None:
+    def __init__(
+        self, mode: str, total: int, who: str, advice: Callable[[float], str] | None = None
+    ) -> None:
         self._mode, self._total, self._who = choose(mode), total, who
+        self._advice, self._full_s = advice, 0
         self._loss = self._accuracy = self._overload = math.nan
         self._started = self._last_line = time.monotonic()
         self._samples = 0
@@ -102,9 +111,13 @@ class Progress:
             self.say(f"epoch {epoch:.2f}: test loss {loss:.4f}, test accuracy {accuracy:.4f}")
 
     def update(self, samples: int, overload: float, active: int) -> None:
-        """Samples consumed so far, the link's overload, workers still training."""
+        """Samples consumed so far, the link's overload, workers still training; every second."""
         if not math.isnan(overload):
             self._overload = overload
+            self._full_s = self._full_s + 1 if overload > OVERLOAD_ADVISED else 0
+            if self._full_s == FULL_S and self._advice is not None and self._mode != "off":
+                self.say(self._advice(overload))
+                self._advice = None
         note = []
         if not math.isnan(self._loss):
             note.append(f"loss {self._loss:.3f}")

@@ -5,6 +5,7 @@ Ranges that go to one server share a link: where that is full, they take turns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,15 @@ class Sharding:
                 f"use at most {len(found)}"
             )
         return found
+
+    def advice(self, overload: float) -> str:
+        """What to do where a push carries ``overload`` iterations, because links are full."""
+        more = math.ceil(self.servers * overload)
+        text = f"full links: a push carries {overload:.1f} iterations; --servers {more} would "
+        text += "carry each, --wire bfloat16 and --merge-on-node send less"
+        if not self.max_bytes and self.by == "memory":
+            text += ", and --max-shard-bytes of an eighth of a push has them merged fresher"
+        return text
 
 
 class ShardedEnd:
