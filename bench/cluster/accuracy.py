@@ -53,6 +53,7 @@ class Rival:
 
 RIVALS = {
     "aladdin": Rival({"algorithm": "aladdin"}, 1, ratios=(2.0, 0.05)),
+    "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
     "arsgd": Rival({"algorithm": "arsgd", "backend": "mpi"}, synchronous=True),
     "ad-psgd": Rival({"algorithm": "ad-psgd"}),
     "sgp": Rival({"algorithm": "sgp"}),
@@ -85,7 +86,7 @@ def evaluate(run: Path, seed: int, serving: int) -> list[tuple[float, float, flo
         head = json.loads((run / checkpoint.FOLDER / f"{number:06d}/checkpoint.json").read_text())
         parts = [checkpoint.read(run, number, r) for r in range(1 if serving else WORKERS)]
         if serving:
-            vector = parts[0]["channels"][0]["params"]
+            vector = torch.cat([channel["params"] for channel in parts[0]["channels"]])
             samples = sum(parts[0]["worker_samples"])
         else:
             vector = torch.stack([part["parameters"][0] for part in parts]).mean(dim=0)

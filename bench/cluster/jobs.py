@@ -114,8 +114,9 @@ def run(setting: Setting, phases: Sequence[Phase], folder: Path) -> list[Seen]:
             job = Job(hosts, folder, started, setting.serving)
             try:
                 job.await_training()
+                rate = _rate(setting, phases[0])
                 for window in windows:
-                    _measure(job, setting, window)
+                    rate = _measure(job, setting, window, rate)
                 hosts.set_rate(None)
                 job.end()
             except AssertionError:
@@ -139,9 +140,12 @@ def _rate(setting: Setting, phase: Phase) -> str:
     return f"{round(bits / 1e3)}kbit"
 
 
-def _measure(job: Job, setting: Setting, window: _Window) -> None:
+def _measure(job: Job, setting: Setting, window: _Window, before: str) -> str:
+    """Returns the rate of the links, which was another one before."""
     phase = window.phase
-    job.hosts.set_rate(_rate(setting, phase))
+    rate = _rate(setting, phase)
+    if rate != before:
+        job.hosts.set_rate(rate)
     with job.slowed(setting.workers - 1, phase.slow):
         time.sleep(phase.settle_s)
         window.begin = time.monotonic()
@@ -149,6 +153,7 @@ def _measure(job: Job, setting: Setting, window: _Window) -> None:
         time.sleep(phase.seconds)
         window.counters.append(_counters(job.hosts))
         window.end = time.monotonic()
+    return rate
 
 
 def _counters(hosts: VirtualHosts) -> tuple[np.ndarray, np.ndarray]:
@@ -199,9 +204,7 @@ def _inside(rows: np.ndarray, window: _Window) -> np.ndarray:
 
 
 def _steps_per_s(rows: np.ndarray, window: _Window) -> float:
-    """A worker's: between the first and the last end of a step in the window."""
-    found = _inside(rows, window)
-    ends = found["start_s"] + found["step_s"]
-    if len(ends) > 2:
-        return (len(ends) - 1) / float(ends[-1] - ends[0])
-    return 1.0 / float(found["step_s"].mean())
+    """A worker's in the window; a step that is partly outside counts by its share inside."""
+    starts, took = rows["start_s"], rows["step_s"].astype(np.float64)
+    inside = np.minimum(starts + took, window.end) - np.maximum(starts, window.begin)
+    return float((np.clip(inside, 0.0, None) / took).sum()) / (window.end - window.begin)

@@ -100,6 +100,17 @@ def links(rows: Sequence[Mapping[str, str]]) -> None:
         return _cell(found.steps_per_s * bound / (MOST * base), 2)
 
     _table(head, _columns(many, "ratio", ratios, share))
+    click.echo("\nThe same where an all-reduce begins with the backward pass, not with the step:")
+
+    def later(found: pd.DataFrame) -> str:
+        if not len(found):
+            return "–"
+        rival, ratio = ALGORITHMS[found.algorithm.iloc[0]], float(found.ratio.iloc[0])
+        whole = max(1.0, rival.begins + rival.bound(MOST, ratio) * (rival.bound(MOST, ratio) > 1))
+        return _cell(found.steps_per_s * whole / (MOST * base), 2)
+
+    reduced = many[many.algorithm.map(lambda name: ALGORITHMS[name].begins > 0)]
+    _table(head, _columns(reduced, "ratio", ratios, later))
     click.echo("\nShare of its rate that the fullest link carries, in / out; cores idle:")
 
     def used(found: pd.DataFrame) -> str:
@@ -140,7 +151,9 @@ def _by_workers(frame: pd.DataFrame) -> None:
         click.echo(f"\nSpeed-up over one worker that only computes, ratio {ratio:g}:")
         part = found[found.ratio == ratio]
         lines = _columns(part, "workers", counts, lambda f: _cell(f.speedup, 2))
-        _table(["", *(f"{n} workers" for n in counts)], [line for line in lines if "–" not in line])
+        _table(
+            ["", *(f"{n:g} workers" for n in counts)], [line for line in lines if "–" not in line]
+        )
 
 
 def _split(frame: pd.DataFrame, base: float) -> None:
@@ -157,7 +170,7 @@ def _split(frame: pd.DataFrame, base: float) -> None:
         return f"{m.compute_ms:.0f} / {own:.1f} / {m.step_ms - m.compute_ms - own:.0f}"
 
     lines = _columns(part, "workers", counts, cell)
-    _table([f"ratio {part.ratio.max():g}", *(f"{n} workers" for n in counts)], lines)
+    _table([f"ratio {part.ratio.max():g}", *(f"{n:g} workers" for n in counts)], lines)
 
 
 def settings(rows: Sequence[Mapping[str, str]]) -> None:
@@ -197,10 +210,11 @@ def quick(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def figures(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
-    """Draw the speed-up by ratio, and by slow worker."""
+    """Draw the speed-up by ratio and by slow worker, and where a step goes."""
     from matplotlib.figure import Figure
 
     frame = _frame(rows, "links")
+    _draw_split(frame, folder / "split.svg")
     frame["speedup"] = frame.steps_per_s / _base(frame)
     usual = frame[frame.slow == 1]
     ratios = sorted(usual.ratio.unique())
@@ -228,3 +242,34 @@ def figures(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
     axes[-1].set_ylim(bottom=0)
     axes[0].legend(fontsize=7)
     figure.savefig(folder / "links.svg")
+
+
+def _draw_split(frame: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    usual = frame[frame.slow == 1]
+    counts = [n for n in sorted(usual.workers.unique()) if n > 1]
+    ratios = sorted(usual.ratio.unique())
+    figure = Figure(figsize=(4.4 * len(ratios), 2.6 * len(counts)), layout="constrained")
+    axes = figure.subplots(len(counts), len(ratios), squeeze=False, sharex="col")
+    for row, workers in zip(axes, counts, strict=True):
+        for ax, ratio in zip(row, ratios, strict=True):
+            part = usual[(usual.workers == workers) & (usual.ratio == ratio)]
+            middle = part.groupby("algorithm").median(numeric_only=True)
+            middle = middle.reindex([n for n in _names(part) if n != ALONE])
+            own = middle.push_ms + middle.mix_ms
+            left = 0 * own
+            for label, width, colour in (
+                ("computing (slept)", middle.compute_ms, "C0"),
+                ("pushing and mixing", own, "C1"),
+                ("waiting", middle.step_ms - middle.compute_ms - own, "C3"),
+            ):
+                ax.barh(middle.index, width, left=left, color=colour, label=label)
+                left = left + width
+            ax.invert_yaxis()
+            ax.tick_params(labelsize=7)
+            ax.set_title(f"{workers:g} workers, ratio {ratio:g}", fontsize=9)
+    for ax in axes[-1]:
+        ax.set_xlabel("a step [ms]")
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path)

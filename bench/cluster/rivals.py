@@ -8,12 +8,18 @@ from typing import Any
 
 __all__ = ["ALGORITHMS", "ALONE", "Algorithm"]
 
+FORWARD = 1 / 3
+"""Share of the computing before the first gradient can be there (see ``worker.py``)."""
 BUCKET_MB = 0.2
 """Of gradients: a sixth of the payload, as 25 MB are of a model of 150 MB."""
 
 
 def _one(workers: int, ratio: float) -> float:
     return 1.0
+
+
+def _overlapped(workers: int, ratio: float) -> float:
+    return max(1.0, _all_reduce(workers, ratio))
 
 
 def _all_reduce(workers: int, ratio: float) -> float:
@@ -33,6 +39,8 @@ class Algorithm:
     bound : callable
         ``bound(workers, ratio)``: the shortest step that links allow, over the computing; ratio is
         payload / (rate × computing).
+    begins : float
+        Share of the computing before which nothing can travel.
     scaling : bool
         Run with fewer workers and with a slow one, too.
     waits : bool
@@ -44,6 +52,7 @@ class Algorithm:
     options: dict[str, Any]
     serving: int = 0
     bound: Callable[[int, float], float] = _one
+    begins: float = 0.0
     scaling: bool = False
     waits: bool = False
     period: int = 1
@@ -55,11 +64,11 @@ ALGORITHMS = {
     ALONE: Algorithm({"algorithm": "aladdin", "push": "none"}, 1, scaling=True),
     "arsgd, DDP": Algorithm(
         {"algorithm": "arsgd", "backend": "ddp", "bucket_mb": BUCKET_MB},
-        bound=lambda n, ratio: max(1.0, _all_reduce(n, ratio)), scaling=True, waits=True,
+        bound=_overlapped, begins=FORWARD, scaling=True, waits=True,
     ),
     "arsgd, Horovod": Algorithm(
         {"algorithm": "arsgd", "backend": "horovod", "bucket_mb": BUCKET_MB},
-        bound=lambda n, ratio: max(1.0, _all_reduce(n, ratio)), scaling=True, waits=True,
+        bound=_overlapped, begins=FORWARD, scaling=True, waits=True,
     ),
     "sgp": Algorithm(
         {"algorithm": "sgp"}, bound=lambda n, ratio: max(1.0, ratio * (n > 1)), scaling=True,
@@ -72,7 +81,7 @@ ALGORITHMS = {
     "aladdin, 8 ranges": Algorithm({"algorithm": "aladdin", "max_shard_bytes": 160_000}, 1),
     "aladdin, paper preset": Algorithm({"algorithm": "aladdin", "preset": "paper"}, 1),
     "bsp": Algorithm(
-        {"algorithm": "bsp"}, 1, bound=lambda n, ratio: max(1.0, n * ratio) + n * ratio, waits=True
+        {"algorithm": "bsp"}, 1, bound=lambda n, ratio: 1 + (n + 1) * ratio, waits=True
     ),
     "easgd": Algorithm(
         {"algorithm": "easgd"}, 1, bound=lambda n, ratio: max(1.0, n * ratio / 2), period=2
