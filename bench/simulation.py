@@ -77,6 +77,14 @@ def cases() -> Iterator[Case]:
             if overload > 1:
                 often = {"period": int(overload)}
                 yield Case("overload", row, "local SGD, as rarely", lr, options=often)
+    for period in (1, 2, 4, 8, 16):
+        for column in ("one in flight", "8 ranges in turns"):
+            for overload in (0.4, 8):
+                yield Case(
+                    "period", f"base η 0.01, overload {overload:g}, period {period}", column, 0.01,
+                    overload=overload, ranges=8 if "ranges" in column else 1,
+                    options={"period": period},
+                )  # fmt: skip
     for lr in (0.02, 0.1):
         for column in all_four:
             yield Case("settings", f"n=8, no momentum, base η {lr}", column, lr, momentum=0.0)
@@ -173,7 +181,7 @@ EARLIER: dict[tuple[str, str], float] = {
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Tables in Markdown: mean and deviation over seeds, number of seeds, the earlier figure."""
-    for table in ("settings", "overload"):
+    for table in ("settings", "overload", "period"):
         chosen = [case for case in cases() if case.table == table]
         columns = list(dict.fromkeys(case.column for case in chosen))
         click.echo(f"\n| {table} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
