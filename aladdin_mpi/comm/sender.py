@@ -30,6 +30,11 @@ from aladdin_mpi.messages import (
 
 __all__ = ["WorkerChannel", "WorkerLink"]
 
+SLOW_BYTES_PER_S = 1e8
+"""A link on which a transfer gets less than that need not be driven more often than every ms: what
+it carries meanwhile fits into any socket's buffer.
+"""
+
 
 class Received:
     """Parameters that have arrived (the port's ``Incoming``)."""
@@ -250,7 +255,8 @@ class WorkerChannel:
     def delay_s(self) -> float:
         """[s] how long the communication thread may sleep."""
         if self._box.busy or self._fetching:
-            return BUSY_S
+            slow = self._push_layout.frame_bytes < SLOW_BYTES_PER_S * self.send_time_s
+            return WAITING_S if slow and not self._fetching else BUSY_S
         if (
             self.in_flight()
         ):  # a fifth of what sends take: prompt on a fast link, cheap on a slow one

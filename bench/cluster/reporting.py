@@ -12,6 +12,7 @@ from rivals import ALGORITHMS, ALONE
 __all__ = ["figures", "links", "quick", "settings"]
 
 MOST = 8
+MARKERS = "osD^vPX*<>hp"
 
 
 def _frame(rows: Sequence[Mapping[str, str]], experiment: str) -> pd.DataFrame:
@@ -122,7 +123,7 @@ def links(rows: Sequence[Mapping[str, str]]) -> None:
     _table(head, _columns(many, "ratio", ratios, used))
     _slow(frame)
     _by_workers(frame)
-    _split(frame, base)
+    _split(frame)
 
 
 def _slow(frame: pd.DataFrame) -> None:
@@ -156,18 +157,19 @@ def _by_workers(frame: pd.DataFrame) -> None:
         )
 
 
-def _split(frame: pd.DataFrame, base: float) -> None:
+def _split(frame: pd.DataFrame) -> None:
     """What blocks inside a library's backward pass is nowhere else: it counts as waiting."""
     click.echo("\nWhere a step goes [ms]: computing / pushing and mixing / waiting and the rest:")
     part = frame[(frame.slow == 1) & (frame.ratio == frame.ratio.max())]
     counts = sorted(part.workers.unique())
+    slept = float(part[part.algorithm == ALONE].compute_ms.median())
 
     def cell(found: pd.DataFrame) -> str:
         if not len(found):
             return "–"
         m = found.median(numeric_only=True)
-        own = m.push_ms + m.mix_ms
-        return f"{m.compute_ms:.0f} / {own:.1f} / {m.step_ms - m.compute_ms - own:.0f}"
+        computing, own = min(m.compute_ms, slept), m.push_ms + m.mix_ms
+        return f"{computing:.0f} / {own:.1f} / {max(m.step_ms - computing - own, 0):.0f}"
 
     lines = _columns(part, "workers", counts, cell)
     _table([f"ratio {part.ratio.max():g}", *(f"{n:g} workers" for n in counts)], lines)
@@ -225,7 +227,7 @@ def figures(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
         for number, name in enumerate(_names(usual)):
             part = usual[(usual.algorithm == name) & (usual.ratio == ratio)]
             middle = part.groupby("workers").speedup.median()
-            marker = "osD^vPX*<>h"[number]
+            marker = MARKERS[number % len(MARKERS)]
             ax.plot(middle.index, middle, marker=marker, label=name, color=f"C{number}")
         ax.set_title(f"payload / (rate × computing) = {ratio:g}", fontsize=10)
         ax.set_xlabel("workers")
@@ -236,7 +238,9 @@ def figures(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
     for number, name in enumerate(_names(usual)):
         middle = slow[slow.algorithm == name].groupby("slow").speedup.median()
         if len(middle) > 1:
-            axes[-1].plot(middle.index, middle, marker="osD^vPX*<>h"[number], color=f"C{number}")
+            axes[-1].plot(
+                middle.index, middle, marker=MARKERS[number % len(MARKERS)], color=f"C{number}"
+            )
     axes[-1].set_xscale("log")
     axes[-1].set_xlabel("how many times slower one of 8 workers computes")
     axes[-1].set_ylim(bottom=0)
@@ -248,6 +252,7 @@ def _draw_split(frame: pd.DataFrame, path: Path) -> None:
     from matplotlib.figure import Figure
 
     usual = frame[frame.slow == 1]
+    slept = float(usual[usual.algorithm == ALONE].compute_ms.median())
     counts = [n for n in sorted(usual.workers.unique()) if n > 1]
     ratios = sorted(usual.ratio.unique())
     figure = Figure(figsize=(4.4 * len(ratios), 2.6 * len(counts)), layout="constrained")
@@ -258,11 +263,12 @@ def _draw_split(frame: pd.DataFrame, path: Path) -> None:
             middle = part.groupby("algorithm").median(numeric_only=True)
             middle = middle.reindex([n for n in _names(part) if n != ALONE])
             own = middle.push_ms + middle.mix_ms
+            computing = middle.compute_ms.clip(upper=slept)
             left = 0 * own
             for label, width, colour in (
-                ("computing (slept)", middle.compute_ms, "C0"),
+                ("computing (slept)", computing, "C0"),
                 ("pushing and mixing", own, "C1"),
-                ("waiting", middle.step_ms - middle.compute_ms - own, "C3"),
+                ("waiting", (middle.step_ms - computing - own).clip(lower=0), "C3"),
             ):
                 ax.barh(middle.index, width, left=left, color=colour, label=label)
                 left = left + width
