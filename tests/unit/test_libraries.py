@@ -46,5 +46,5 @@ def test_adascale_needs_the_norms_that_only_our_own_reducer_sees() -> None:
 
 @pytest.mark.parametrize("megabytes", [-1.0, 3000.0])
 def test_buckets_have_a_size_that_can_be(megabytes: float) -> None:
-    with pytest.raises(ConfigError, match="--bucket-mb .*: expected 0 to 2000"):
+    with pytest.raises(ConfigError, match=r"--bucket-mb .*: expected 0 to 2000"):
         configure("arsgd", {"bucket_mb": megabytes})
