@@ -15,12 +15,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from aladdin_mpi.simulation.events import Events
 from aladdin_mpi.simulation.links import ServerLanes, WorkerLane
 from aladdin_mpi.simulation.outcome import Outcome, Tally
 from aladdin_mpi.simulation.setting import ComputeTimes, Setting
 
 __all__ = ["SendTimes", "simulate_aladdin", "simulate_asp"]
+
+
+PHASES = 1
+"""Tells the random numbers of workers' first moments from those of their times."""
 
 
 class SendTimes:
@@ -58,6 +64,11 @@ class _World:
         self.times = ComputeTimes(setting)
         self.version = 0
 
+    def begin(self, index: int, start: Callable[[], None]) -> None:
+        """Have a worker start at a random moment of a step, so that they are not in phase."""
+        rng = np.random.default_rng([self.setting.seed, index, PHASES])
+        self.events.at(self.setting.compute_s * rng.random(), start)
+
     def stepped(self, took_s: float, computed_s: float) -> None:
         """Count a step."""
         carried = self.lanes.inward.carried_bytes, self.lanes.outward.carried_bytes
@@ -87,7 +98,7 @@ class _AladdinWorker:
         self.reply: tuple[float, int] | None = None  # when it arrives, its version
         self.made = self.asked_at = 0
         self.began_s = 0.0
-        self.start()
+        world.begin(index, self.start)
 
     def start(self) -> None:
         took_s = self.world.times.next(self.index)
@@ -145,7 +156,7 @@ class _AspWorker:
         self.world, self.index = world, index
         self.lane = WorkerLane(world.lanes)
         self.version = 0
-        self.start()
+        world.begin(index, self.start)
 
     def start(self) -> None:
         """The next step; its gradients travel from the time on when the first is there."""

@@ -5,7 +5,8 @@
 As root, on virtual hosts; computing is emulated, links are real.  A link's rate follows from the
 overload that 8 workers would make: their pushes over what the server's link carries.  For each, 2
 workers run, ``aladdin-mpi simulate --from-run`` reads their log and predicts step, iterations per
-push and staleness of 4 and 8 workers, which then run, too.
+push and staleness of 4 and 8 workers, which then run, too.  A run whose log is in ``--out`` is not
+made again.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ def main(
             said: dict[int, dict[str, float]] = {}
             for workers in (CALIBRATED, *PREDICTED):
                 folder = out / f"{overload:g}-{workers}-{number}"
-                shutil.rmtree(folder, ignore_errors=True)
-                options = {"algorithm": "aladdin"}
-                run(Setting(options, 1, workers, megabytes, compute_ms), [phase], folder)
+                if not (folder / "control" / "end").exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    options = {"algorithm": "aladdin"}
+                    run(Setting(options, 1, workers, megabytes, compute_ms), [phase], folder)
                 if workers == CALIBRATED:
                     said = predicted(folder / "run")
                     continue
