@@ -32,7 +32,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "tests"), str(ROOT / "tests" / "cluster")]
 
 import launching  # noqa: E402
 from learner import BATCH, DATASET, MODEL  # noqa: E402
-from virtual_hosts import VirtualHosts  # noqa: E402
+from virtual_hosts import VirtualHosts, end_orderly  # noqa: E402
 
 WORKERS, EPOCHS, STEP_S = 8, 6, 0.06
 PAYLOAD_MB = 0.40708
@@ -209,6 +209,7 @@ def draw(path: Path, links: Path, ratio: float) -> None:
     default=ROOT / "docs" / "data" / "links.csv", help="Figures of experiments.py.",
 )  # fmt: skip
 def main(seeds: int, lr: float, only: str, only_report: bool, path: Path, links: Path) -> None:
+    end_orderly()
     names = [name.strip() for name in only.split(";") if name.strip()] or list(RIVALS)
     done = set()
     if path.exists():

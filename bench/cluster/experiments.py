@@ -19,7 +19,6 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ import launching  # noqa: E402
 import reporting  # noqa: E402
 from jobs import Phase, Seen, Setting, run  # noqa: E402
 from rivals import ALGORITHMS, Algorithm  # noqa: E402
-from virtual_hosts import NEEDED_PROGRAMS  # noqa: E402
+from virtual_hosts import NEEDED_PROGRAMS, end_orderly  # noqa: E402
 
 RATIOS = (0.25, 0.7, 2.0)
 SLOW_RATIO, SLOW = 0.7, (2.0, 10.0, 100.0)
@@ -173,7 +172,7 @@ def make(
 
 @click.group(help=__doc__)
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: start it again to go on"))
+    end_orderly()
 
 
 def common(function: Any) -> Any:

@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests"), str(ROOT / "tests" / "cluster")]
 
 from jobs import Phase, Setting, run  # noqa: E402
+from virtual_hosts import end_orderly  # noqa: E402
 
 CALIBRATED, PREDICTED, OVERLOADS = 2, (4, 8), (0.5, 2.0, 8.0)
 NAMES = ("step_s", "iterations_per_push", "staleness")
@@ -84,6 +85,7 @@ def report(rows: list[dict[str, float]]) -> None:
 def main(
     rounds: int, megabytes: float, compute_ms: float, seconds: float, out: Path, path: Path
 ) -> None:
+    end_orderly()
     rows = []
     for number in range(rounds):
         for overload in OVERLOADS:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests")]
 
 import launching  # noqa: E402
-from virtual_hosts import NEEDED_PROGRAMS, UNITS, VirtualHosts  # noqa: E402
+from virtual_hosts import NEEDED_PROGRAMS, UNITS, VirtualHosts, end_orderly  # noqa: E402
 
 
 def known_rate(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -52,6 +52,7 @@ def main(
     missing = [name for name in NEEDED_PROGRAMS if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         raise click.ClickException(f"needs root, and iproute2 (missing: {missing or 'nothing'})")
+    end_orderly()
     own = Path(sys.prefix) / "bin" / command[0]
     argv = [str(own) if own.exists() else command[0], *command[1:]]
     with VirtualHosts(count, rate) as hosts:

@@ -23,6 +23,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from typing import IO, Any, NamedTuple
 
 import launching
 
-__all__ = ["NEEDED_PROGRAMS", "VirtualHosts"]
+__all__ = ["NEEDED_PROGRAMS", "VirtualHosts", "end_orderly"]
 
 NEEDED_PROGRAMS = ("ip", "tc", "nsenter", "unshare")
 STATE = Path("/run/aladdin-virtual-hosts")
@@ -130,6 +131,11 @@ def remove_leftovers() -> None:
         pid, start, _ = folder.name.split(".", 2)
         if not Process(int(pid), int(start)).alive:
             remove(folder)
+
+
+def end_orderly() -> None:
+    """Have SIGTERM end this process as an error does, so that its hosts are taken away."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
 
 
 class VirtualHosts:
