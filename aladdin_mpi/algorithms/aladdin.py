@@ -87,8 +87,7 @@ class Worker(Stateful):
         if self.carried and self.cfg.push != "none":
             limit = port.push_limit(self.cfg.in_flight)
             if not self.cfg.coalesce:
-                limit = max(limit, 1)
-                port.wait_push(limit)
+                port.wait_push(limit := max(limit, 1))
             self._push(params, port, iteration, limit)
         self.replies.mix_all(params, self.pending, port, iteration)
 

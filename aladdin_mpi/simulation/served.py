@@ -156,7 +156,7 @@ class _AspWorker:
         self.world, self.index = world, index
         self.lane = WorkerLane(world.lanes)
         self.version = 0
-        world.begin(index, self.start)
+        self.start()
 
     def start(self) -> None:
         """The next step; its gradients travel from the time on when the first is there."""
