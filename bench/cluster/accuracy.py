@@ -1,5 +1,6 @@
 """Test accuracy against time and epochs on virtual hosts (the paper's Table 2 and Fig. 4).
 
+    python bench/cluster/accuracy.py --only arsgd --lr 0.04   # and others: the best learning rate
     python bench/cluster/accuracy.py --seeds 5
     python bench/cluster/accuracy.py --report
 
@@ -136,12 +137,12 @@ def report(path: Path, links: Path, ratio: float) -> None:
     levels = (0.80, 0.84, 0.86, 0.87)
     factor = measured_step(links, ratio) if links.exists() else float("nan")
     click.echo(
-        f"\n| algorithm | ratio | final test accuracy | seconds | "
+        f"\n| algorithm | ratio | η | final test accuracy | seconds | "
         f"{' | '.join(f'to {level:.2f}' for level in levels)} |\n"
-        + "|---" * (4 + len(levels))
+        + "|---" * (5 + len(levels))
         + "|"
     )
-    for (name, at), rows in frame.groupby(["name", "ratio"], sort=False):
+    for (name, at, lr), rows in frame.groupby(["name", "ratio", "lr"], sort=False):
         finals, seconds, reached = [], [], {level: [] for level in levels}
         for _, one in rows.groupby("seed"):
             time = one.seconds
@@ -156,19 +157,20 @@ def report(path: Path, links: Path, ratio: float) -> None:
         spread = f" ± {values.std():.4f}" if len(values) > 1 else ""
         cells = [f"{pd.Series(reached[level]).median():.1f}" for level in levels]
         click.echo(
-            f"| {name} | {at:g} | {values.mean():.4f}{spread}, {len(values)} | "
+            f"| {name} | {at:g} | {lr:g} | {values.mean():.4f}{spread}, {len(values)} | "
             f"{pd.Series(seconds).median():.1f} | {' | '.join(cells)} |"
         )
     click.echo(f"\narsgd: the step at ratio {ratio:g} was measured as {factor:.2f} times computing")
 
 
-def draw(path: Path, links: Path, ratio: float) -> None:
+def draw(path: Path, links: Path, ratio: float, lr: float) -> None:
     """Accuracy against time and against epochs, mean over seeds."""
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
     frame = pd.read_csv(path)
+    frame = frame[frame.lr == lr]
     factor = measured_step(links, ratio) if links.exists() else float("nan")
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -214,11 +216,12 @@ def main(seeds: int, lr: float, only: str, only_report: bool, path: Path, links:
     done = set()
     if path.exists():
         with path.open(newline="") as file:
-            done = {(r["name"], float(r["ratio"]), int(r["seed"])) for r in csv.DictReader(file)}
+            read = csv.DictReader(file)
+            done = {(r["name"], *(float(r[key]) for key in ("ratio", "seed", "lr"))) for r in read}
     cases = [(n, ratio) for n in names for ratio in RIVALS[n].ratios]
     for seed in range(0 if only_report else seeds):
         for name, ratio in cases:
-            if (name, ratio, seed) in done:
+            if (name, ratio, seed, lr) in done:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="aladdin-accuracy-"))
             try:
@@ -240,7 +243,7 @@ def main(seeds: int, lr: float, only: str, only_report: bool, path: Path, links:
                 f", late steps {late:.2%}"
             )
     report(path, links, 2.0)
-    draw(path, links, 2.0)
+    draw(path, links, 2.0, lr)
 
 
 if __name__ == "__main__":
