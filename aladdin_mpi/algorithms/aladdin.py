@@ -12,7 +12,7 @@ Server, at every push (Algorithm 2)::
     if c_i ≥ π:  x̃ ← x̃ − η g̃/c̃,  reply (x̃, α) to worker i,  g̃, c̃, c_i ← 0
 
 ``preset="paper"`` is that; printed, the average comes after the update and the gradient that makes
-c_i reach π is dropped.  The default differs in five points, each an option:
+c_i reach π is dropped.  The default differs in six points, each an option:
 
 1. ``push="update"``: Δ_i = x_i − r_i, r_i ← x_i is pushed; x̃ ← x̃ + Δ_i/n moves as the mean step.
 2. ``coalesce``: while pushes are on their way the next is skipped; a later one carries its step.
@@ -20,6 +20,7 @@ c_i reach π is dropped.  The default differs in five points, each an option:
    contains; r_i moves along, so that a mix is never pushed.
 4. ``one_outstanding``: no reply is asked for while one is due: no correction is applied twice.
 5. ``count_leavers``: n is the number of workers that trained when a push's steps were begun.
+6. ``staleness_aware``: η min(1, (π + 4)/a), where the last x̃ names a push a iterations ago.
 
 Ko et al.: ALADDIN: Asymmetric Centralized Training …, CIKM 2021, doi:10.1145/3459637.3482412.
 """
@@ -27,19 +28,19 @@ Ko et al.: ALADDIN: Asymmetric Centralized Training …, CIKM 2021, doi:10.1145/
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aladdin_mpi.algorithms.base import Algorithm, Stateful, Topology, check, fill, option
 from aladdin_mpi.algorithms.pending import PendingGradients, PendingUpdate
 from aladdin_mpi.algorithms.replies import Replies
 from aladdin_mpi.core.flat import FlatParams
-from aladdin_mpi.core.port import Port
+from aladdin_mpi.core.port import LocalUpdate, Port
 from aladdin_mpi.messages import Action, Apply, Merge, Push, Send
 
+OWN = ("lag_compensation", "one_outstanding", "staleness_aware")
 PRESETS = {
-    "default": {"push": "update", "lag_compensation": True, "one_outstanding": True},
-    "paper": {"push": "gradient", "lag_compensation": False, "one_outstanding": False},
+    "default": {"push": "update", **dict.fromkeys(OWN, True)},
+    "paper": {"push": "gradient", **dict.fromkeys(OWN, False)},
 }
 
 
@@ -52,6 +53,7 @@ class Config:
     coalesce: bool = option(True, "skip a push while others are on their way, else wait")
     lag_compensation: bool | None = option(None, "keep steps made meanwhile [by preset]")
     one_outstanding: bool | None = option(None, "ask only when no reply is due [by preset]")
+    staleness_aware: bool | None = option(None, "smaller steps while replies are old [by preset]")
     count_leavers: bool = option(True, "n is the number of workers that train, not that started")
     replies: bool = option(True, "send global parameters back at all")
     in_flight: str = option("auto", "pushes on their way at once", ("auto", "1", "2"))
@@ -72,16 +74,16 @@ class Worker(Stateful):
         self.cfg = cfg = config
         self.pending = (PendingGradients if cfg.push == "gradient" else PendingUpdate)(params)
         keep = bool(cfg.lag_compensation and cfg.replies)
-        self.replies = Replies(params, cfg.period, bool(cfg.one_outstanding), keep)
+        aware = bool(cfg.staleness_aware and cfg.replies and cfg.push != "none" and num_workers > 1)
+        self.replies = Replies(params, cfg.period, bool(cfg.one_outstanding), keep, aware)
         self.carried = 0  # iterations not pushed yet
 
     def step(
-        self, params: FlatParams, local_update: Callable[[], None], port: Port, iteration: int
+        self, params: FlatParams, local_update: LocalUpdate, port: Port, iteration: int
     ) -> None:
         if self.pending.collect(params, port):
-            local_update()  # x_i ← x_i − η g_i
+            local_update(self.replies.count())  # x_i ← x_i − η g_i
             self.carried += 1
-            self.replies.since_ask += 1
         else:  # g_i is thrown away before it reaches x_i
             self.carried = port.lost("nonfinite_push")
         if self.carried and self.cfg.push != "none":
@@ -128,13 +130,11 @@ class Server(Stateful):
         self.count[push.worker] += push.iterations
         self.merged = c = self.merged + push.iterations
         complete = self.count[push.worker] >= self.cfg.period
-        if self.cfg.push == "update":
-            actions: list[Action] = [Merge("global", 1 / n)]  # x̃ ← x̃ + Δ_i/n
-        else:
-            actions = [Merge("sum", 1.0)]  # g̃ ← g̃ + g_i
-            if complete:  # x̃ ← x̃ − η g̃/c̃
-                decay = self.cfg.server_weight_decay
-                actions.append(Apply(push.rates, 1 / c, self.cfg.server_momentum, decay))
+        summed = self.cfg.push == "gradient"  # g̃ ← g̃ + g_i, or else x̃ ← x̃ + Δ_i/n
+        actions: list[Action] = [Merge("sum", 1.0) if summed else Merge("global", 1 / n)]
+        if summed and complete:  # x̃ ← x̃ − η g̃/c̃
+            decay = self.cfg.server_weight_decay
+            actions.append(Apply(push.rates, 1 / c, self.cfg.server_momentum, decay))
         if complete:
             self.merged = self.count[push.worker] = 0
         if push.wants_reply:

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.port import LocalUpdate
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import Action, Push
 
@@ -50,7 +51,7 @@ class Worker(Protocol):
     """
 
     def step(
-        self, params: FlatParams, local_update: Callable[[], None], port: Any, iteration: int
+        self, params: FlatParams, local_update: LocalUpdate, port: Any, iteration: int
     ) -> None:
         """One call of the user's ``optimizer.step()``; gradients are complete."""
 

@@ -1,9 +1,10 @@
 """An algorithm whose vector is cut into ranges, each with a state and a port of its own.
 
 Each range decides for itself: whether it is pushed or coalesced, when it asks, what it mixes in.
-The user's optimizer runs once per step for all of them.  So that all ranges are pushed before any
-waits, their steps are nested: where the algorithm runs the local update of a range, or is about to
-wait, the next range's step comes first, and inside the last one the update of the whole model.
+The user's optimizer runs once per step for all of them, with the mean of the rates they ask for.
+So that all ranges are pushed before any waits, their steps are nested: where the algorithm runs the
+local update of a range, or is about to wait, the next range's step comes first, and inside the last
+one the update of the whole model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from aladdin_mpi.algorithms.base import Worker
 from aladdin_mpi.core.flat import FlatParams
+from aladdin_mpi.core.port import LocalUpdate
 from aladdin_mpi.core.shards import Range, Shard
 
 __all__ = ["ShardedWorker"]
@@ -47,7 +49,7 @@ class ShardedWorker:
     def step(
         self,
         params: FlatParams,
-        local_update: Callable[[], None],
+        local_update: LocalUpdate,
         port: _Ports,
         iteration: int,
     ) -> None:
@@ -56,13 +58,14 @@ class ShardedWorker:
                 if p.grad is not None:
                     p.grad.fill_(float("nan"))
         updated = False
+        rates: list[float] = []
 
         def run(k: int, update: bool) -> None:
             nonlocal updated
             if k == len(self._workers):
                 if update and not updated:
                     updated = True
-                    local_update()
+                    local_update(sum(rates) / len(rates))
                 return
             gone_on = False
 
@@ -71,8 +74,12 @@ class ShardedWorker:
                 first, gone_on = not gone_on, True
                 run(k + 1 if first else len(self._workers), wanted)
 
+            def update_here(rate: float = 1.0) -> None:
+                rates.append(rate)
+                go_on(True)
+
             port.ports[k].others = lambda: go_on(update)
-            self._workers[k].step(self._shards[k], lambda: go_on(True), port.ports[k], iteration)
+            self._workers[k].step(self._shards[k], update_here, port.ports[k], iteration)
             if not gone_on:
                 go_on(update)
 

@@ -16,6 +16,9 @@ from aladdin_mpi.messages import Reply
 
 __all__ = ["Replies"]
 
+ALLOWED_LAG = 4
+"""Iterations beside the period before a reply counts as old."""
+
 
 class _Late(NamedTuple):
     """A reply that is still to be mixed in, by a call that tells whether it was; and the iteration
@@ -36,23 +39,41 @@ class Replies(Stateful):
         Ask for nothing while a reply is due, so that no correction is applied twice.
     keep : bool
         Keep the parameters at the pushes that a reply may name.
+    aware : bool
+        Make smaller steps while the last reply is old.
 
     Attributes
     ----------
     handled, version : int
         Number of the last reply mixed in or thrown away; version of the last one mixed in.
+    age : int
+        Iterations since the push that the last reply mixed in names; before that, of all.
     """
 
-    STATE = ("since_ask", "version")
+    STATE = ("since_ask", "age", "version")
 
-    def __init__(self, params: FlatParams, period: int, one_outstanding: bool, keep: bool):
+    def __init__(
+        self, params: FlatParams, period: int, one_outstanding: bool, keep: bool, aware: bool
+    ) -> None:
         self.period, self.one_outstanding, self.keep = period, one_outstanding, keep
+        self.aware = aware
         self.snapshots = Snapshots(params, 3 if keep else 0)
-        self.since_ask = 0  # iterations since the push that asked last
+        self.since_ask = self.age = 0  # iterations since the push that asked last; see above
         self.asked = self.sequence = 0  # that push; the last push of all
         self.due = False  # its reply was not handled yet
         self.handled = self.version = 0
         self._late: _Late | None = None
+
+    def count(self) -> float:
+        """One iteration more; returns by what to multiply its step.
+
+        Workers that hear nothing of each other move apart, the faster the larger their steps are.
+        As in Zhang et al., Staleness-aware Async-SGD, IJCAI 2016, a step is divided by the age;
+        here by what of it the period does not explain, and by each worker for itself.
+        """
+        self.since_ask += 1
+        self.age += 1
+        return min(1.0, (self.period + ALLOWED_LAG) / self.age) if self.aware else 1.0
 
     def wanted(self) -> bool:
         """The next push should ask."""
@@ -112,7 +133,7 @@ class Replies(Stateful):
     def _handle(self, header: Reply, port: Port, lag: int, *, discarded: bool) -> None:
         """A reply was mixed in, or thrown away."""
         if not discarded:
-            self.version = header.version
+            self.version, self.age = header.version, lag
         port.mixed(header, lag, discarded=discarded)
         self.handled = header.number
         self.due = not self.one_outstanding and header.sequence < self.asked

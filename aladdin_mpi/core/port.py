@@ -14,7 +14,14 @@ import numpy as np
 
 from aladdin_mpi.messages import PeerHeader, Reply
 
-__all__ = ["Incoming", "PeerIncoming", "PeerPort", "Port"]
+__all__ = ["Incoming", "LocalUpdate", "PeerIncoming", "PeerPort", "Port"]
+
+
+class LocalUpdate(Protocol):
+    """The step of the user's optimizer."""
+
+    def __call__(self, rate: float = 1.0) -> None:
+        """Make it, with ``rate`` times the learning rates."""
 
 
 class Incoming(Protocol):

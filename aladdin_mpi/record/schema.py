@@ -190,7 +190,7 @@ STEPS = Table(
         Column("forward_s", "f4", "s", "forward pass; NaN: not measured apart"),
         Column("backward_s", "f4", "s", "backward pass; NaN: not measured apart"),
         Column("loss", "f4", "1", "training loss of the batch; NaN: unknown"),
-        Column("lr", "f4", "1", "learning rate of the first parameter group"),
+        Column("lr", "f4", "1", "learning rate of the first parameter group, as this step used it"),
         Column("samples", "i4", "1", "samples in the batch"),
         Column("coalesced", "i1", "1", "1: the update travelled with a later push"),
         Column("iterations_in_push", "i4", "1", "iterations in the push made here; 0: none"),

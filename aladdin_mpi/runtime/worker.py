@@ -13,6 +13,7 @@ import torch
 
 from aladdin_mpi.algorithms.base import Worker
 from aladdin_mpi.core.flat import FlatBuffers, FlatParams
+from aladdin_mpi.core.rates import scaled
 from aladdin_mpi.errors import NonFiniteError
 from aladdin_mpi.messages import MAX_GROUPS, Phase
 from aladdin_mpi.runtime.clock import StepClock
@@ -100,11 +101,14 @@ class Driver:
             self.params.staging.losses.notice()
         port.start_step()
         self._optimizer_s = 0.0
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = float(self.optimizer.param_groups[0]["lr"])
 
-        def timed_update() -> None:
+        def timed_update(rate: float = 1.0) -> None:
+            nonlocal lr
+            lr *= rate
             began = time.monotonic()
-            local_update()
+            with scaled(self.optimizer, rate):
+                local_update()
             self._optimizer_s += time.monotonic() - began
 
         began = time.monotonic()
@@ -112,7 +116,7 @@ class Driver:
         self.algorithm.before_forward(self.params)
         took = time.monotonic() - began
         push_s = took - self._optimizer_s - port.times["blocked_s"] - port.times["mix_s"]
-        self._log(start, float(lr), push_s)
+        self._log(start, lr, push_s)
         if self.after:
             with clock.outside(Phase.STEP):
                 for part in self.after:

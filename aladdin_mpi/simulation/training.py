@@ -15,6 +15,7 @@ import numpy as np
 from torch.nn.functional import cross_entropy
 
 from aladdin_mpi.algorithms.base import Algorithm, Topology
+from aladdin_mpi.core.rates import scaled
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.simulation.globals import SgdOptions
 from aladdin_mpi.simulation.outcome import Outcome, Tally
@@ -186,7 +187,12 @@ class _Training:
         replica, algorithm, port = self.replicas[worker], self.workers[worker], self.ports[worker]
         iteration = self.iterations[worker]
         port.computed(computed_s, self.samples[worker], iteration)
-        algorithm.step(replica.params, replica.optimizer.step, port, iteration)
+
+        def local_update(rate: float = 1.0) -> None:
+            with scaled(replica.optimizer, rate):
+                replica.optimizer.step()
+
+        algorithm.step(replica.params, local_update, port, iteration)
         algorithm.before_forward(replica.params)
         self.iterations[worker] += 1
         took_s = events.now - self.began_s[worker]

@@ -55,6 +55,10 @@ class Rival:
 RIVALS = {
     "aladdin": Rival({"algorithm": "aladdin"}, 1, ratios=(2.0, 0.05)),
     "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
+    "aladdin, equal steps": Rival({"algorithm": "aladdin", "staleness_aware": False}, 1),
+    "aladdin, 8 ranges, equal steps": Rival(
+        {"algorithm": "aladdin", "max_shard_bytes": 51_200, "staleness_aware": False}, 1
+    ),
     "arsgd": Rival({"algorithm": "arsgd", "backend": "mpi"}, synchronous=True),
     "ad-psgd": Rival({"algorithm": "ad-psgd"}),
     "sgp": Rival({"algorithm": "sgp"}),

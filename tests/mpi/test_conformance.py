@@ -212,8 +212,8 @@ def test_copies_that_are_late(
 ) -> None:
     """As from a GPU; nothing is sent before it is there, and no mix is pushed."""
     stand_in(monkeypatch, chance, seed=comm.rank)
-    training = toy("aladdin", steady, options={"count_leavers": False}, lr=0.125,
-                   iterations=lambda worker: 40)  # fmt: skip
+    options = {"count_leavers": False, "staleness_aware": False}
+    training = toy("aladdin", steady, options=options, lr=0.125, iterations=lambda worker: 40)
     final = alike(comm, run(comm, training))
     steps = [-0.125 * steady(w, TARGET, k) for w in range(comm.size - 1) for k in range(40)]
     np.testing.assert_allclose(final, np.sum(steps, axis=0) / (comm.size - 1), rtol=1e-5)

@@ -136,7 +136,7 @@ def test_global_is_start_plus_the_mean_of_all_steps(n, seed, in_flight):
 @pytest.mark.parametrize("n,period", [(1, 4), (2, 2), (4, 1)])
 def test_mixes_are_never_pushed(n, period, seed):
     """The same with replies: exact while every value is a short dyadic fraction, α = 1/2."""
-    run = Lockstep(n, seed=seed, chance=0.5, period=period)
+    run = Lockstep(n, seed=seed, chance=0.5, period=period, staleness_aware=False)
     while sum(len(run.file.rows(t)) for t in ("mixes",)) < 6:
         worker = int(run.rng.integers(n))
         run.step(worker, run.rng.integers(-4, 5, run.steps.shape[1]))
@@ -147,7 +147,7 @@ def test_mixes_are_never_pushed(n, period, seed):
 
 
 def test_mixes_are_never_pushed_in_a_long_run():
-    run = Lockstep(4, seed=1, chance=0.5, period=4)
+    run = Lockstep(4, seed=1, chance=0.5, period=4, staleness_aware=False)
     for _ in range(4000):
         run.step(int(run.rng.integers(4)), run.rng.normal(size=4))
         run.turn()
@@ -288,6 +288,48 @@ def one_that_stays_moves_fully(**options) -> bool:
 def test_5_a_worker_that_has_left_does_not_count():
     assert one_that_stays_moves_fully(count_leavers=True)
     assert not one_that_stays_moves_fully(count_leavers=False)
+
+
+def steps_while_no_reply_arrives(steps: int, **options) -> np.ndarray:
+    """How far x goes in each step of a gradient of 1, with period 2."""
+    run = Lockstep(2, size=1, period=2, **options)
+    run.hold = {"reply"}
+    seen = [run.x(0)[0]]
+    for _ in range(steps):
+        run.step(0, 1.0)
+        run.turn()
+        seen.append(run.x(0)[0])
+    return np.diff(seen)
+
+
+def test_6_steps_become_smaller_while_replies_are_late():
+    """η min(1, (π + 4)/a): full ones up to six iterations, then 6/7, 6/8, …"""
+    went = steps_while_no_reply_arrives(12, staleness_aware=True)
+    np.testing.assert_allclose(went, [1] * 6 + [6 / age for age in range(7, 13)], rtol=1e-6)
+    assert set(steps_while_no_reply_arrives(12, staleness_aware=False)) == {1.0}
+
+
+def test_6_a_reply_is_as_old_as_the_push_that_it_names():
+    run = Lockstep(2, size=1, period=2)
+    run.hold = {"reply"}
+    for _ in range(9):  # the push of the second one asks
+        run.step(0, 1.0)
+        run.turn()
+    run.hold.clear()
+    run.step(0, 0.0)  # mixes it in: the next step is 9 iterations after that push
+    run.hold = {"reply"}
+    before = run.x(0)[0]
+    run.step(0, 1.0)
+    assert run.x(0)[0] - before == pytest.approx(6 / 9, rel=1e-6)
+    run.recorder.flush()
+    lr = run.file.rows("steps")["lr"]
+    assert lr[0] == 1.0 and lr[-1] == pytest.approx(6 / 9), "the log has the rate that was used"
+    assert run.drivers[0][1].param_groups[0]["lr"] == 1.0, "the user's rate is what it was"
+
+
+@pytest.mark.parametrize("options", [{"replies": False}, {"push": "none"}, {"preset": "paper"}])
+def test_6_where_no_replies_are_expected_steps_stay_as_they_are(options):
+    assert set(steps_while_no_reply_arrives(12, **options)) == {1.0}
 
 
 def in_flight_reached(in_flight: str, send_time_s: float) -> int:

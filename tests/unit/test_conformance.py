@@ -17,6 +17,8 @@ from aladdin_mpi.runtime.globals import GlobalModel
 pytestmark = pytest.mark.timeout(120)
 
 NAMES = sorted(REGISTRY)
+COUNTED = {"count_leavers": False, "staleness_aware": False}
+"""ALADDIN's options with which every step counts alike, however late anything is."""
 
 
 def having(trait: str) -> list[str]:
@@ -84,7 +86,7 @@ def test_synchronous_ones_make_the_steps_of_sgd_on_the_joined_batch(case: Case) 
 @pytest.mark.parametrize("case", cases(having("keeps_the_mean")), ids=str)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_communication_keeps_the_mean(case: Case, n: int) -> None:
-    options = {"count_leavers": False} if case.name == "aladdin" else {}
+    options = COUNTED if case.name == "aladdin" else {}
     results = run(n, case.toy(steady, iterations=lambda worker: 12, options=options))
     steps = [-0.1 * steady(w, case.target, k) for w in range(n) for k in range(12)]
     np.testing.assert_allclose(results[0].final, np.sum(steps, axis=0) / n, rtol=1e-4, atol=1e-4)

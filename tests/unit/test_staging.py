@@ -198,7 +198,9 @@ def test_without_delay_a_run_has_the_bits_of_the_cpu(place, options):
 @pytest.mark.parametrize("n,period", [(1, 4), (2, 2), (4, 1)])
 def test_late_mixes_are_never_pushed(place, n, period, seed):
     """Exact while every value is a short dyadic fraction, α = 1/2."""
-    run = Lockstep(n, seed=seed, chance=0.5, period=period, device=place(0.2))
+    run = Lockstep(
+        n, seed=seed, chance=0.5, period=period, device=place(0.2), staleness_aware=False
+    )
     while len(run.file.rows("mixes")) < 6:
         worker = int(run.rng.integers(n))
         run.step(worker, run.rng.integers(-4, 5, run.steps.shape[1]))

@@ -69,7 +69,7 @@ def main() -> None:
 
     am.init(
         "aladdin", out=options.out, period=options.period, coalesce=not options.no_coalesce,
-        count_leavers=False, progress="off", threads=1,
+        count_leavers=False, staleness_aware=False, progress="off", threads=1,
     )  # fmt: skip
     worker = am.rank()
     inputs = max(1, round((options.parameters - CLASSES * (HIDDEN + 1)) / HIDDEN) - 1)

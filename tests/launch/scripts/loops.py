@@ -214,5 +214,5 @@ FEATURES = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
-    am.init(out=sys.argv[1], progress="off", count_leavers=False)
+    am.init(out=sys.argv[1], progress="off", count_leavers=False, staleness_aware=False)
     run(FEATURES, Path(sys.argv[1]))
