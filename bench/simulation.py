@@ -36,11 +36,11 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "synchronous": ("arsgd", {"backend": "mpi"}),
     "paper, α from nπ": ("aladdin", {"preset": "paper"}),
     "paper, α from c̃": ("aladdin", {"preset": "paper", "alpha": "count"}),
+    "ours": ("aladdin", {}),
     "ours, no lag compensation": ("aladdin", {"lag_compensation": False}),
     "two, equal steps": ("aladdin", {"in_flight": "2", "staleness_aware": False}),
     "one, equal steps": ("aladdin", {"in_flight": "1", "staleness_aware": False}),
     "8 ranges, equal steps": ("aladdin", {"staleness_aware": False}),
-    "ours": ("aladdin", {}),
     "ours, 8 ranges": ("aladdin", {}),
     "local SGD, as rarely": ("localsgd", {}),
 }
