@@ -16,6 +16,7 @@ is there is not made again.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
 import sys
@@ -44,16 +45,38 @@ FIELDS = ("name", "ratio", "seed", "lr", "epoch", "seconds", "accuracy", "late")
 
 @dataclass(frozen=True)
 class Rival:
-    """An algorithm; ``synchronous`` ones run without links and without padding."""
+    """An algorithm; ``synchronous`` ones run without links and without padding.  Servers have hosts
+    of their own, or are spread over the workers' hosts and share their links.
+    """
 
     options: dict[str, Any]
     serving: int = 0
     synchronous: bool = False
     ratios: Sequence[float] = (2.0,)
 
+    @property
+    def ranks_per_host(self) -> list[int]:
+        if "server_placement" not in self.options:
+            return [1] * (WORKERS + self.serving)
+        return [1 + (k % (WORKERS // self.serving) == 0) for k in range(WORKERS)]
+
+    @property
+    def servers(self) -> Sequence[int]:
+        """Their ranks."""
+        from aladdin_mpi.core.shards import spread_over
+
+        if "server_placement" not in self.options:
+            return range(self.serving)
+        rank = itertools.count()
+        hosts = [[next(rank) for _ in range(count)] for count in self.ranks_per_host]
+        return spread_over(hosts, self.serving)
+
 
 RIVALS = {
     "aladdin": Rival({"algorithm": "aladdin"}, 1, ratios=(2.0, 0.05)),
+    "aladdin, 4 servers on the workers' hosts": Rival(
+        {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4
+    ),
     "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
     "aladdin, equal steps": Rival({"algorithm": "aladdin", "staleness_aware": False}, 1),
     "aladdin, 8 ranges, equal steps": Rival(
@@ -68,7 +91,7 @@ RIVALS = {
 }
 
 
-def evaluate(run: Path, seed: int, serving: int) -> list[tuple[float, float, float]]:
+def evaluate(run: Path, seed: int, servers: Sequence[int]) -> list[tuple[float, float, float]]:
     """Epoch, time since the start [s] and test accuracy of every copy, in order."""
     import torch
     from torch.utils.data import DataLoader
@@ -89,9 +112,9 @@ def evaluate(run: Path, seed: int, serving: int) -> list[tuple[float, float, flo
         if not checkpoint.complete(run, number):
             continue
         head = json.loads((run / checkpoint.FOLDER / f"{number:06d}/checkpoint.json").read_text())
-        parts = [checkpoint.read(run, number, r) for r in range(1 if serving else WORKERS)]
-        if serving:
-            vector = torch.cat([channel["params"] for channel in parts[0]["channels"]])
+        parts = [checkpoint.read(run, number, r) for r in servers or range(WORKERS)]
+        if servers:
+            vector = torch.cat([one["params"] for part in parts for one in part["channels"]])
             samples = sum(parts[0]["worker_samples"])
         else:
             vector = torch.stack([part["parameters"][0] for part in parts]).mean(dim=0)
@@ -116,10 +139,11 @@ def measure(rival: Rival, ratio: float, seed: int, lr: float, folder: Path) -> l
         launching.mpirun(WORKERS + rival.serving, argv, timeout=600)
     else:
         bits = 8e6 * PAYLOAD_MB / (ratio * STEP_S)
-        with VirtualHosts(WORKERS + rival.serving, f"{round(bits / 1e3)}kbit") as hosts:
-            hosts.mpirun(argv, timeout=1500)
+        ranks = rival.ranks_per_host
+        with VirtualHosts(len(ranks), f"{round(bits / 1e3)}kbit") as hosts:
+            hosts.mpirun(argv, timeout=1500, ranks_per_host=ranks)
     late = [json.loads((run / f"learned-{w}.json").read_text())["late"] for w in range(WORKERS)]
-    return [(*row, max(late)) for row in evaluate(run, seed, rival.serving)]
+    return [(*row, max(late)) for row in evaluate(run, seed, rival.servers)]
 
 
 def measured_step(links: Path, ratio: float) -> float:
