@@ -53,6 +53,7 @@ class Rival:
     serving: int = 0
     synchronous: bool = False
     ratios: Sequence[float] = (2.0,)
+    epochs: int = EPOCHS
 
     @property
     def ranks_per_host(self) -> list[int]:
@@ -74,6 +75,7 @@ class Rival:
 
 RIVALS = {
     "aladdin": Rival({"algorithm": "aladdin"}, 1, ratios=(2.0, 0.05)),
+    "aladdin, 14 epochs": Rival({"algorithm": "aladdin"}, 1, epochs=14),
     "aladdin, 4 servers on the workers' hosts": Rival(
         {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4
     ),
@@ -133,8 +135,8 @@ def measure(rival: Rival, ratio: float, seed: int, lr: float, folder: Path) -> l
     run = folder / "run"
     step_s = 0.0 if rival.synchronous else STEP_S
     options = {**rival.options, "checkpoint_iterations": CUT}
-    argv = [sys.executable, HERE / "learner.py", run, str(seed), str(EPOCHS), str(lr), str(step_s)]
-    argv.append(json.dumps(options))
+    argv = [sys.executable, HERE / "learner.py", run, str(seed), str(rival.epochs), str(lr)]
+    argv += [str(step_s), json.dumps(options)]
     if rival.synchronous:
         launching.mpirun(WORKERS + rival.serving, argv, timeout=600)
     else:
