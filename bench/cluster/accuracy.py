@@ -80,6 +80,9 @@ RIVALS = {
     "aladdin, 4 servers on the workers' hosts": Rival(
         {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4
     ),
+    "aladdin, 4 servers on the workers' hosts, 14 epochs": Rival(
+        {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4, epochs=14
+    ),
     "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
     "aladdin, equal steps": Rival({"algorithm": "aladdin", "staleness_aware": False}, 1),
     "aladdin, 8 ranges, equal steps": Rival(
