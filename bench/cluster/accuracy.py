@@ -209,6 +209,7 @@ def draw(path: Path, links: Path, ratio: float, lr: float) -> None:
     """Accuracy against time and against epochs, mean over seeds."""
     import numpy as np
     import pandas as pd
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     frame = pd.read_csv(path)
@@ -227,7 +228,7 @@ def draw(path: Path, links: Path, ratio: float, lr: float) -> None:
             grid = np.linspace(0, max(x[-1] for x, _ in curves), 200)
             mean = np.mean([np.interp(grid, x, y, left=np.nan) for x, y in curves], axis=0)
             label = f"{name}, ratio {at:g}"
-            ax.plot(grid, 100 * mean, color=f"C{number}", label=label)
+            ax.plot(grid, 100 * mean, color=colormaps["tab20"](number), label=label)
     for ax, text in zip(axes, ("time [s]", "epochs of all workers together"), strict=True):
         ax.set_xlabel(text)
         ax.set_ylim(70, 90)
