@@ -1,7 +1,8 @@
 """The links of workers where there is no server: sums over all, and messages from one to another.
 
-Two-sided and non-blocking in both directions, with receives always posted, so that no pair ever
-waits for each other: a message that nobody takes holds up its sender's buffer and nothing else.
+Two-sided and non-blocking in both directions, so that no pair ever waits for each other: a message
+that nobody takes holds up its sender's buffer and nothing else.  A receive is posted when a message
+has come, from who has sent it; never from anybody (decision 006).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from aladdin_mpi.messages import ChannelSpec, PeerHeader, Request, RequestKind, 
 __all__ = ["PeerChannel", "PeerLink"]
 
 LARGEST_BYTES = 2**31 - 1
-"""[bytes] of a message from worker to worker: it is received from anybody, so in one piece."""
+"""[bytes] of a message from worker to worker, which travels in one piece."""
 
 SEND_FRAMES, RECEIVE_FRAMES = 2, 4
 """Buffers.  Two neighbours may each be one message ahead of this worker (D-PSGD): four to receive.
@@ -100,7 +101,8 @@ class PeerChannel:
         self._free: deque[Frame] = deque()
         self._sending: dict[int, tuple[MPI.Request, Frame, PeerHeader, float]] = {}
         self._busy: set[int] = set()  # whom a message is on its way to
-        self._receiving: deque[tuple[Frame, MPI.Request]] = deque()
+        self._receiving: list[tuple[int, Frame, MPI.Request]] = []  # from whom, in order
+        self._coming = MPI.Status()
         self._ready: deque[_Message] = deque()
         self._held: deque[_Message] = deque()
         self._spare: deque[Frame] = deque()
@@ -201,13 +203,12 @@ class PeerChannel:
                 if self.on_sent is not None:
                     took = time.monotonic() - started
                     self.on_sent(header, to, started, took, self.layout.frame_bytes)
-        while self._spare:
-            frame = self._spare.popleft()
+        while self._spare and self._comm.Iprobe(MPI.ANY_SOURCE, 0, self._coming):
+            source, frame = self._coming.source, self._spare.popleft()
             raw = frame.raw
-            request = self._comm.Irecv((raw, raw.size, MPI.BYTE), MPI.ANY_SOURCE, 0)
-            self._receiving.append((frame, request))
-        while self._receiving and self._receiving[0][1].Test():
-            self._held.append(_Message(self._receiving.popleft()[0], self._spare.append))
+            request = self._comm.Irecv((raw, raw.size, MPI.BYTE), source, 0)
+            self._receiving.append((source, frame, request))
+        self._hold_arrived()
         while self._held:
             message = self._held[0]
             if self.on_message is None:
@@ -218,18 +219,26 @@ class PeerChannel:
             self.received[message.header.worker] += 1
             self.changed.set()
 
+    def _hold_arrived(self) -> None:
+        """Take what is there whole, each worker's in order; a slow one holds up nobody else's."""
+        under_way, late = [], set()
+        for source, frame, request in self._receiving:
+            if source not in late and request.Test():
+                self._held.append(_Message(frame, self._spare.append))
+            else:
+                late.add(source)
+                under_way.append((source, frame, request))
+        self._receiving = under_way
+
     @property
     def delay_s(self) -> float:
         """[s] how long the communication thread may sleep."""
         if self._sending or self._sums or self._held:
             return BUSY_S
-        return WAITING_S if self._receiving else IDLE_S
+        return WAITING_S if self._allocated else IDLE_S
 
     def close(self) -> None:
         """Collective; everything has been received."""
-        for _, request in self._receiving:
-            request.Cancel()
-            request.Wait()
         self._comm.Free()
 
 

@@ -1,5 +1,6 @@
 """Habits of the repository that are easily lost."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -95,5 +96,18 @@ def test_no_timed_wait_on_a_simple_queue() -> None:
         path.name
         for path in (ROOT / "aladdin_mpi").rglob("*.py")
         if "SimpleQueue(" in path.read_text(encoding="utf-8")
+    ]
+    assert users == []
+
+
+def test_no_receive_from_anybody_is_posted() -> None:
+    """MPICH may never complete one whose message comes while it is posted (decision 006)."""
+    users = [
+        f"{path.name}:{node.lineno}"
+        for path in (ROOT / "aladdin_mpi").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and "recv" in ast.unparse(node.func).lower()
+        and "ANY_SOURCE" in ast.unparse(node)
     ]
     assert users == []
