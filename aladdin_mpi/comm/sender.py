@@ -95,6 +95,7 @@ class WorkerChannel:
         self._spare = deque(self._reply_layout.new_frame() for _ in range(self.slots))
         self._receiving: tuple[Frame, list[MPI.Request]] | None = None
         self._fetching: tuple[Frame, list[MPI.Request]] | None = None
+        self._asked_s = 0.0
         self._fetched: Frame | None = None
         self._ending = False
         self._copy: Frame | None = None
@@ -200,6 +201,7 @@ class WorkerChannel:
                 self._copy = self.layout.new_frame()
             frame = self._copy
         self._fetching = self._receive(frame, self.server, tags(self.index)[1])
+        self._asked_s = time.monotonic()
 
     def expect_final(self) -> None:
         """Post the receive of the final parameters, after which nothing else is taken."""
@@ -253,15 +255,18 @@ class WorkerChannel:
 
     @property
     def delay_s(self) -> float:
-        """[s] how long the communication thread may sleep."""
-        if self._box.busy or self._fetching:
+        """[s] how long the communication thread may sleep: a part of what is awaited, so that it is
+        prompt on a fast link and cheap on a slow one.
+        """
+        waits = []
+        if self._box.busy:
             slow = self._push_layout.frame_bytes < SLOW_BYTES_PER_S * self.send_time_s
-            return WAITING_S if slow and not self._fetching else BUSY_S
-        if (
-            self.in_flight()
-        ):  # a fifth of what sends take: prompt on a fast link, cheap on a slow one
-            return min(max(self.send_time_s / 5, BUSY_S), WAITING_S)
-        return IDLE_S
+            waits.append(WAITING_S if slow else BUSY_S)
+        elif self.in_flight():
+            waits.append(self.send_time_s / 5)
+        if self._fetching:
+            waits.append((time.monotonic() - self._asked_s) / 20)
+        return min(max(min(waits), BUSY_S), WAITING_S) if waits else IDLE_S
 
     def close(self) -> None:
         """Collective; everything has been received."""

@@ -112,6 +112,17 @@ def links(rows: Sequence[Mapping[str, str]]) -> None:
 
     reduced = many[many.algorithm.map(lambda name: ALGORITHMS[name].begins > 0)]
     _table(head, _columns(reduced, "ratio", ratios, later))
+    click.echo(
+        "\nThe step of a closed queue, over the step, where workers wait for a server's answer:"
+    )
+
+    def queued(found: pd.DataFrame) -> str:
+        step = ALGORITHMS[found.algorithm.iloc[0]].queue
+        assert step is not None
+        return _cell(found.steps_per_s * step(MOST, float(found.ratio.iloc[0])) / (MOST * base), 2)
+
+    asking = many[many.algorithm.map(lambda name: ALGORITHMS[name].queue is not None)]
+    _table(head, _columns(asking, "ratio", ratios, queued))
     click.echo("\nShare of its rate that the fullest link carries, in / out; cores idle:")
 
     def used(found: pd.DataFrame) -> str:

@@ -8,7 +8,7 @@ import experiments
 import jobs
 import numpy as np
 import pytest
-from rivals import ALGORITHMS
+from rivals import ALGORITHMS, closed_queue
 
 from aladdin_mpi.algorithms import find
 
@@ -68,3 +68,20 @@ def test_every_job_of_a_table_has_a_name_of_its_own() -> None:
     for make in (experiments.links, experiments.settings, experiments.quick):
         keys = [(job.experiment, job.name, job.workers) for job in make(0.2)]
         assert len(set(keys)) == len(keys) > 5
+
+
+@pytest.mark.parametrize(
+    ("workers", "computing", "service", "overlapped", "cycle"),
+    [
+        (1, 1.0, 0.25, False, 1.5),
+        (1, 1.0, 0.25, True, 1.25),
+        (1, 1.0, 4.0, True, 8.0),
+        (8, 0.0, 1.0, False, 9.0),  # n / (n + 1) of what one station carries
+        (2, 1.0, 1.0, False, 1.0 + 2 * (1 + 1 / 3)),
+        (100, 1.0, 1.0, True, 101.0),
+    ],
+)
+def test_closed_queue(
+    workers: int, computing: float, service: float, overlapped: bool, cycle: float
+) -> None:
+    assert closed_queue(workers, computing, service, overlapped) == pytest.approx(cycle, rel=1e-3)
