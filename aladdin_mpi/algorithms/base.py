@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from aladdin_mpi.core.flat import FlatParams
 from aladdin_mpi.core.port import LocalUpdate
-from aladdin_mpi.errors import ConfigError
+from aladdin_mpi.errors import CheckpointError, ConfigError
 from aladdin_mpi.messages import Action, Push
 
 __all__ = [
@@ -136,6 +136,12 @@ class Stateful:
         }
 
     def load_state_dict(self, state: State) -> None:
+        lacking = [name for name in self.STATE if name not in state]
+        if lacking:
+            raise CheckpointError(
+                "--resume: the checkpoint was made with another version of the algorithm (it lacks "
+                f"{', '.join(lacking)}): go on with that version, or start anew with another --out"
+            )
         for name in self.STATE:
             part = getattr(self, name)
             if isinstance(part, Stateful):

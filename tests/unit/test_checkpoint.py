@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lockstep import Lockstep
 
+from aladdin_mpi.algorithms.base import Stateful
 from aladdin_mpi.errors import CheckpointError, ConfigError
 from aladdin_mpi.runtime import checkpoint, restart
 from aladdin_mpi.runtime.checkpoint import Writer
@@ -366,3 +367,24 @@ def test_waiting_waits_for_everything(tmp_path):
         one.write(number, {"x": torch.zeros(1000)})
     one.wait()
     assert checkpoint.numbers(tmp_path) == [1, 2, 3]
+
+
+def test_a_state_of_another_version_is_one_line():
+    class Inner(Stateful):
+        STATE = ("age",)
+        age = 3
+
+    class Outer(Stateful):
+        STATE = ("made", "inner")
+
+        def __init__(self):
+            self.made, self.inner = 5, Inner()
+
+    one = Outer()
+    state = one.state_dict()
+    one.load_state_dict(state)
+    del state["inner"]["age"]
+    with pytest.raises(CheckpointError, match=r"another version of the algorithm \(it lacks age\)"):
+        one.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"lacks made, inner"):
+        one.load_state_dict({})
