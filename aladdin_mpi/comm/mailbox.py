@@ -144,6 +144,11 @@ class Outbox:
         The server's rank in ``comm``.
     index : int
         This origin's place among the server's origins; None for a rank that only takes part.
+
+    Attributes
+    ----------
+    requests : list of MPI.Request
+        Of the ranges that were put and may not have left yet.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class Outbox:
         self._places = [(place * ALIGN, 8, MPI.BYTE) for place in ring]
         self._word = array("q", [0])
         self._announcement = (self._word, 8, MPI.BYTE)
-        self._requests: list[MPI.Request] = []
+        self.requests: list[MPI.Request] = []
         self._raw = np.empty(0, np.uint8)
         self._sequence = 0  # of the message begun, 0: none
         self._whole = False
@@ -199,7 +204,7 @@ class Outbox:
             request = self._windows.frames.Rput(
                 (self._raw, size, a, MPI.BYTE), self._server, (base + a, size, MPI.BYTE)
             )
-            self._requests.append(request)
+            self.requests.append(request)
 
     def finish(self) -> None:
         """All ranges of the frame have been put."""
@@ -211,13 +216,13 @@ class Outbox:
         Returns when its ranges lie in the slot, so that others can be put over them.
         """
         if self.busy:
-            MPI.Request.Waitall(self._requests)
+            MPI.Request.Waitall(self.requests)
             self._windows.frames.Flush(self._server)
-            self._requests, self._sequence = [], 0
+            self.requests, self._sequence = [], 0
 
     def advance(self) -> bool:
         """Push the message started last further; True once it is published."""
-        if not self._whole or not MPI.Request.Testall(self._requests):
+        if not self._whole or not MPI.Request.Testall(self.requests):
             return False
         # The order is the protocol: the frame complete at the target, only then the word.
         self._windows.frames.Flush(self._server)
@@ -225,7 +230,7 @@ class Outbox:
         place = self._places[self._sequence % self._slots]
         self._windows.words.Put(self._announcement, self._server, place)
         self._windows.words.Flush(self._server)
-        self._requests, self._sequence, self._whole = [], 0, False
+        self.requests, self._sequence, self._whole = [], 0, False
         return True
 
     def free(self) -> None:

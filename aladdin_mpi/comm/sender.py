@@ -208,8 +208,13 @@ class WorkerChannel:
         self._ending = True
         self.expect_copy(lend=True)
 
-    def progress(self) -> None:
-        """Move sends and receives on."""
+    def awaited(self) -> list[MPI.Request]:
+        """What is under way."""
+        receives = [one[1] for one in (self._receiving, self._fetching) if one is not None]
+        return sum(receives, self._box.requests)
+
+    def progress(self, done: bool) -> None:
+        """Move sends and receives on; ``done``: something that was under way may have ended."""
         if self._waiting and not (self._box.busy and self._sending):
             sequence, first = self._waiting.popleft()
             self._times[sequence % self.slots][0] = time.monotonic()
@@ -223,19 +228,21 @@ class WorkerChannel:
                     frame.raw, sequence, frame.stretches()
                 )
             self._sending = sequence
-        if self._box.busy and self._box.advance():
+            done = True
+        if done and self._box.busy and self._box.advance():
             self._times[self._sending % self.slots][1] = time.monotonic()
             self._sending = 0
         # while the training thread waits for a copy, a reply may not wait for the training thread
         if self._receiving is None and (self._spare or self._fetching or self._ending):
             frame = self._spare.popleft() if self._spare else self._reply_layout.new_frame()
             self._receiving = self._receive(frame, self._from, tags(self.index)[0])
-        if self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
+            done = True
+        if done and self._receiving is not None and MPI.Request.Testall(self._receiving[1]):
             incoming = Received(self._receiving[0], self._link.worker, self._spare.append)
             self._receiving = None
             self._ready.append(incoming)
             self.changed.set()
-        if self._fetching is not None and MPI.Request.Testall(self._fetching[1]):
+        if done and self._fetching is not None and MPI.Request.Testall(self._fetching[1]):
             self._fetched, self._fetching = self._fetching[0], None
             self.changed.set()
 
@@ -389,8 +396,11 @@ class WorkerLink(CommThread):
         return min((c.delay_s for c in self.channels), default=IDLE_S)
 
     def _listen(self) -> None:
+        # MPI looks at the network once for all channels, not once for each
+        awaited = [request for channel in self.channels for request in channel.awaited()]
+        done = bool(MPI.Request.Testsome(awaited))
         for channel in self.channels:
-            channel.progress()
+            channel.progress(done)
         for server, receiver in zip(self.servers, self._notices, strict=True):
             for notice in receiver.poll():
                 if server == self.servers[0]:

@@ -32,10 +32,10 @@ class Hasty(Outbox):
         super().start(raw, sequence)
 
     def advance(self) -> bool:
-        if not all(request.Test() for request in self._requests):
+        if not all(request.Test() for request in self.requests):
             return False
         self._windows.frames.Flush(self._server)
-        self._requests, self._sequence, self._whole = [], 0, False
+        self.requests, self._sequence, self._whole = [], 0, False
         return True
 
 
