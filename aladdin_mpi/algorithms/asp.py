@@ -40,5 +40,5 @@ class Server(Stateful):
 ALGORITHM = Algorithm(
     "asp", "every gradient is applied on arrival; its worker waits for the answer",
     "Recht et al. 2011; Dean et al. 2012", Topology.SERVER, Config, GradientWorker, Server,
-    traits=frozenset({"equals_sgd_at_one_worker", "server_applies"}),
+    traits=frozenset({"equals_sgd_at_one_worker", "server_applies", "waits_for_answers"}),
 )  # fmt: skip

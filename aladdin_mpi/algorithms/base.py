@@ -181,6 +181,7 @@ class Algorithm:
         - ``lockstep``: all workers make as many iterations, so that they share data evenly.
         - ``server_applies``: the server steps with SGD; the workers' optimizer must be SGD.
         - ``synchronous``: n workers make the steps of one with the joined batch.
+        - ``waits_for_answers``: a worker waits for the answer to every push, and for nobody else.
         - ``waits_for_stragglers``: a slow worker slows all others down.
     """
 
@@ -201,6 +202,7 @@ class Algorithm:
             "lockstep",
             "server_applies",
             "synchronous",
+            "waits_for_answers",
             "waits_for_stragglers",
         }
     )

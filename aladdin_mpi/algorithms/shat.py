@@ -76,5 +76,5 @@ def mixing_weight(n: int, by_others: int) -> float:
 ALGORITHM = Algorithm(
     "shat", "ASP that mixes the answer by the number of workers and their speeds",
     "Ko & Kim 2022", Topology.SERVER, Config, Worker, Server,
-    traits=frozenset({"equals_sgd_at_one_worker", "server_applies"}),
+    traits=frozenset({"equals_sgd_at_one_worker", "server_applies", "waits_for_answers"}),
 )  # fmt: skip

@@ -44,12 +44,15 @@ class RelayChannel:
         Of the messages to the server.
     size : int
         Elements of the vector.
+    on_answer : callable
+        ``on_answer(worker)`` when a reply for a worker has come.
     """
 
     def __init__(self, link: RelayLink, index: int, server: int, opening: Opening) -> None:
         self.index, self.slots, self.push_layout = index, opening.slots, opening.push_layout
         self.spec: ChannelSpec = opening.spec
         self.size = opening.layout.size
+        self.on_answer: Callable[[int], None] = lambda worker: None
         self._link, self._server, self._opening = link, server, opening
         self._inbox = Inbox(opening.node, len(link.workers), opening.node_layout, opening.slots)
         self._box = Outbox(
@@ -108,6 +111,7 @@ class RelayChannel:
             for worker in frame.parts["worker"][:count].tolist():
                 rank = self._link.rank_of[worker]
                 forward += self._transfer(self._link.comm.Isend, frame, rank)
+                self.on_answer(worker)
             self._forwards.append((frame, forward))
         for entry in list(self._forwards):
             if MPI.Request.Testall(entry[1]):

@@ -338,7 +338,8 @@ def relay(job: Job, algorithm: Algorithm, config: Any) -> bool:
     )  # fmt: skip
     loop = RelayLoop(
         link, len(roles.workers), roles.routes.rounds, "server_applies" in algorithm.traits,
-        getattr(config, "push", "") == "update", job.recorder,
+        "waits_for_answers" in algorithm.traits, getattr(config, "push", "") == "update",
+        job.recorder,
     )  # fmt: skip
     signals.call(loop.preempt)
     loop.serve()

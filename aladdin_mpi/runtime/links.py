@@ -95,6 +95,7 @@ class RelayEnd(Protocol):
     spec: ChannelSpec
     push_layout: FrameLayout
     size: int
+    on_answer: Callable[[int], None]
 
     def arrivals(self) -> Sequence[ArrivalLike]: ...
     def in_flight(self) -> int: ...

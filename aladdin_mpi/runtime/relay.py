@@ -1,17 +1,19 @@
 """A relay's loop: merge what the workers of its node have pushed, send it on; never wait for one.
 
 While a message is on its way, pushes gather; what is there when the way is free goes next, as one
-message that says whose pushes are in it.  It is held back only for workers that are due, and no
-longer than the last message took, from when that had arrived: where messages are short, pushes go
-at once; where they are long, more of them share one.  Only where the server itself waits for
-everybody in every round (*rounds*), the relay waits for all of its workers, too, and adds up those
-that lie below one node of the tree of all workers (:mod:`~aladdin_mpi.core.pairwise`).
+message that says whose pushes are in it.  It is held back only for workers that are about to push,
+too, for about as long as a message takes (:mod:`~aladdin_mpi.runtime.expecting`): where messages
+are short, pushes go at once; where they are long, more of them share one.  Only where the server
+itself waits for everybody in every round (*rounds*), the relay waits for all of its workers, too,
+and adds up those that lie below one node of the tree of all workers
+(:mod:`~aladdin_mpi.core.pairwise`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from aladdin_mpi.core.pairwise import add_pairwise, subtrees
 from aladdin_mpi.core.vector import aligned_zeros
 from aladdin_mpi.core.wire import Frame
 from aladdin_mpi.messages import Push, RequestKind
+from aladdin_mpi.runtime.expecting import Answered, Expecting, GoingOn
 from aladdin_mpi.runtime.globals import PIECE
 from aladdin_mpi.runtime.links import Recording, RelayEnd, RelayLinkLike
 
@@ -55,10 +58,13 @@ class Gathering:
         The server waits for all workers in every round.
     applies : bool
         The server steps with the pushes' learning rates.
+    expecting : Expecting
+        When the workers push again.
     """
 
     def __init__(
-        self, workers: Sequence[int], num_workers: int, rounds: bool, applies: bool
+        self, workers: Sequence[int], num_workers: int, rounds: bool, applies: bool,
+        expecting: Expecting,
     ) -> None:  # fmt: skip
         self._num_workers, self._rounds, self._applies = num_workers, rounds, applies
         self._workers = list(workers)
@@ -66,11 +72,11 @@ class Gathering:
         self._answered: set[int] = set()  # in this round
         self._waiting: list[Waiting] = []
         self._whole: list[list[Waiting]] = []  # messages that can go
-        self._due: dict[int, float] = {}  # [s] when a worker's next push is expected
-        self._held_until = 0.0  # [s] how long what is there may be held back for others
+        self.expecting = expecting
 
-    def add(self, one: Waiting) -> None:
+    def add(self, one: Waiting, now: float) -> None:
         """A push has arrived."""
+        self.expecting.pushed(one.push.worker, now)
         if one.push.last:
             self._training.discard(one.push.worker)
         if not self._rounds:
@@ -99,15 +105,10 @@ class Gathering:
             lambda w: (w.push.cut, w.push.active, w.push.rates if self._applies else ())
         )
 
-    def arrived(self, members: Sequence[Waiting], now: float, message_s: float) -> None:
-        """A message has been merged at the server."""
-        self._held_until = now + message_s
-        self._due.update({one.push.worker: now + one.push.iteration_s for one in members})
-
     def _holds_back(self, now: float) -> bool:
-        """Somebody who has nothing here is due, soon enough to be waited for."""
+        """Somebody who has nothing here is about to push."""
         absent = self._training - {one.push.worker for one in self._waiting}
-        return any(now < self._due.get(worker, 0.0) <= self._held_until for worker in absent)
+        return any(self.expecting.soon(worker, now) for worker in absent)
 
     def _alike(self, key: Callable[[Waiting], Any]) -> list[Waiting]:
         """The oldest push and those like it, each worker's in order."""
@@ -147,17 +148,20 @@ class RelayLoop:
         Of the run.
     rounds, applies : bool
         See :class:`Gathering`.
+    answers : bool
+        A worker waits for the answer to every push.
     feedback : bool
         What is pushed are updates: what a narrow message leaves out is sent with the next one.
     recorder : Recording
     """
 
     def __init__(
-        self, link: RelayLinkLike, num_workers: int, rounds: bool, applies: bool, feedback: bool,
-        recorder: Recording,
+        self, link: RelayLinkLike, num_workers: int, rounds: bool, applies: bool, answers: bool,
+        feedback: bool, recorder: Recording,
     ) -> None:  # fmt: skip
         self._link, self._num_workers, self._rounds = link, num_workers, rounds
-        self._applies, self._feedback, self._recorder = applies, feedback, recorder
+        self._applies, self._answers, self._feedback = applies, answers, feedback
+        self._recorder = recorder
         self._channels: list[_Channel] = []
         self._last_active = time.monotonic()
         self._preempt = False
@@ -179,17 +183,19 @@ class RelayLoop:
             self._preempt = False
             self._link.tell(RequestKind.PREEMPT)
         for end in self._link.channels[len(self._channels) :]:
+            expecting = Answered() if self._answers else GoingOn()
+            end.on_answer = partial(self._answered, expecting)
             gathering = Gathering(
-                self._link.workers, self._num_workers, self._rounds, self._applies
+                self._link.workers, self._num_workers, self._rounds, self._applies, expecting
             )
             self._channels.append(_Channel(end, gathering, self._feedback))
         found = False
         for channel in self._channels:
             for arrival in channel.end.arrivals():
                 found = True
-                frame = arrival.frame
+                frame, now = arrival.frame, time.monotonic()
                 push = frame.read_push(channel.num_rates)
-                channel.gathering.add(Waiting(frame, push, self._finite(frame)))
+                channel.gathering.add(Waiting(frame, push, self._finite(frame)), now)
             found = self._send(channel) or found
         now = time.monotonic()
         if found:
@@ -198,6 +204,10 @@ class RelayLoop:
             time.sleep(_BUSY_S)
         else:
             time.sleep(_ACTIVE_S if now - self._last_active < 1.0 else _IDLE_S)
+
+    @staticmethod
+    def _answered(expecting: Expecting, worker: int) -> None:
+        expecting.answered(worker, time.monotonic())
 
     def _finite(self, frame: Frame) -> bool:
         for a, b in _pieces(frame.params.size):
@@ -213,7 +223,8 @@ class RelayLoop:
             return False
         start = time.monotonic()
         if channel.members:
-            channel.gathering.arrived(channel.members, start, start - channel.sent_at)
+            pushes = [one.push for one in channel.members]
+            channel.gathering.expecting.merged(pushes, start, start - channel.sent_at)
             channel.members = []
         frame = end.next_frame()
         if frame is None:
@@ -225,6 +236,7 @@ class RelayLoop:
         merge_s = time.monotonic() - start
         nbytes = end.submit(frame, len(members))
         channel.sent_at, channel.members = start, members
+        channel.gathering.expecting.sent([one.push.worker for one in members], start)
         self._recorder.add("merges", (start, end.index, -1, len(members), merge_s, nbytes, 1))
         return True
 

@@ -56,8 +56,9 @@ def run(
             relay = RelayLink(own, roles.servers, groups, workers, roles.relay, roles.routes)
             update = getattr(training.config(), "push", "") == "update"
             applies = "server_applies" in training.row.traits
+            answers = "waits_for_answers" in training.row.traits
             recorder = Recorder(MemoryFile())
-            RelayLoop(relay, len(workers), rounds, applies, update, recorder).serve()
+            RelayLoop(relay, len(workers), rounds, applies, answers, update, recorder).serve()
             relay.free()
             return None
         relay_of = roles.routes.relay_of[roles.worker]

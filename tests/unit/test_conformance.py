@@ -233,3 +233,12 @@ def test_push_sum_weights_sum_to_n() -> None:
             4, toy(name, mixed, options=options, iterations=lambda worker: 5 + 3 * worker)
         )
         assert sum(result.worker.weight for result in results) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("name", having("waits_for_answers"))
+def test_every_push_is_answered_in_its_step(name: str) -> None:
+    for result in run(3, toy(name, iterations=lambda worker: 8 + worker)):
+        steps, mixes = result.file.rows("steps"), result.file.rows("mixes")
+        assert len(mixes) == len(steps)
+        assert (mixes["time_s"] >= steps["start_s"]).all()
+        assert (mixes["time_s"] <= steps["start_s"] + steps["step_s"] + 1e-4).all()

@@ -24,6 +24,7 @@ from aladdin_mpi.core.snapshots import Snapshots
 from aladdin_mpi.core.wire import Frame, FrameLayout
 from aladdin_mpi.errors import ConfigError
 from aladdin_mpi.messages import Apply, ChannelSpec, Merge, Push, Reply, Send
+from aladdin_mpi.runtime.expecting import Answered, GoingOn
 from aladdin_mpi.runtime.globals import GlobalModel
 from aladdin_mpi.runtime.options import check_merging, configure
 from aladdin_mpi.runtime.relay import Gathering, RelayLoop, Waiting
@@ -39,62 +40,123 @@ def who(message: list[Waiting]) -> list[tuple[int, int]]:
 
 
 def test_what_is_there_goes_together() -> None:
-    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True)
+    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True, expecting=GoingOn())
     for one in (waits(2), waits(0), waits(2, 2)):
-        gathering.add(one)
+        gathering.add(one, 0.0)
     assert who(gathering.take(1.0)) == [(2, 1), (0, 1), (2, 2)]
     assert gathering.take(1.0) == []
 
 
 @pytest.mark.parametrize("other", [{"active": 3}, {"rates": (0.1,)}, {"cut": 1}], ids=str)
 def test_what_the_server_treats_in_another_way_goes_apart(other: dict[str, Any]) -> None:
-    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True)
+    gathering = Gathering([0, 1, 2], 4, rounds=False, applies=True, expecting=GoingOn())
     for one in (waits(0), waits(1, **other), waits(2), waits(1, 2), waits(2, 2, **other)):
-        gathering.add(one)
+        gathering.add(one, 0.0)
     assert who(gathering.take(1.0)) == [(0, 1), (2, 1)]
     assert who(gathering.take(1.0)) == [(1, 1), (2, 2)]
     assert who(gathering.take(1.0)) == [(1, 2)]
 
 
 def test_a_message_waits_for_one_that_is_due_but_not_longer_than_the_last_one_took() -> None:
-    gathering = Gathering([0, 1], 2, rounds=False, applies=True)
-    gathering.arrived([waits(0), waits(1)], now=10.0, message_s=0.15)  # both are due at 10.1
-    gathering.add(waits(0, 2))
+    gathering = Gathering([0, 1], 2, rounds=False, applies=True, expecting=GoingOn())
+    gathering.expecting.merged(
+        [waits(0).push, waits(1).push], now=10.0, message_s=0.15
+    )  # both are due at 10.1
+    gathering.add(waits(0, 2), 0.0)
     assert gathering.take(10.05) == [], "worker 1 is due"
     assert who(gathering.take(10.11)) == [(0, 2)], "it has not come in time"
-    gathering.arrived([waits(0), waits(1)], now=20.0, message_s=0.05)
-    gathering.add(waits(0, 3))
+    gathering.expecting.merged([waits(0).push, waits(1).push], now=20.0, message_s=0.05)
+    gathering.add(waits(0, 3), 0.0)
     assert who(gathering.take(20.03)) == [(0, 3)], "it is due too late"
-    gathering.arrived([waits(0), waits(1)], now=30.0, message_s=0.15)
-    gathering.add(waits(1, 3, last=True))
-    gathering.add(waits(0, 4))
+    gathering.expecting.merged([waits(0).push, waits(1).push], now=30.0, message_s=0.15)
+    gathering.add(waits(1, 3, last=True), 0.0)
+    gathering.add(waits(0, 4), 0.0)
     assert who(gathering.take(30.01)) == [(1, 3), (0, 4)], "there is nobody else"
 
 
+def test_workers_that_wait_for_answers_come_together() -> None:
+    expecting = Answered()
+    gathering = Gathering([0, 1], 2, rounds=False, applies=True, expecting=expecting)
+    gathering.add(waits(0), 10.0)
+    assert who(gathering.take(10.0)) == [(0, 1)], "nothing is known of the others"
+    expecting.sent([0], 10.0)
+    gathering.add(waits(1), 10.05)
+    assert who(gathering.take(10.05)) == [(1, 1)], "nor how long a message takes"
+    expecting.sent([1], 10.05)
+    expecting.answered(0, 10.2)  # a message and its answer take 0.2
+    gathering.add(waits(0, 2), 10.3)  # it computes for 0.1
+    assert who(gathering.take(10.3)) == [(0, 2)]
+    expecting.sent([0], 10.3)
+    expecting.answered(1, 10.35)  # 0.3
+    gathering.add(waits(1, 2), 10.45)
+    assert gathering.take(10.45) == [], "the other's answer is on its way"
+    expecting.answered(0, 10.5)  # 0.2
+    assert gathering.take(10.55) == [], "it computes"
+    gathering.add(waits(0, 3), 10.6)
+    assert who(gathering.take(10.6)) == [(1, 2), (0, 3)]
+    expecting.sent([0, 1], 10.6)
+    expecting.answered(0, 10.8)
+    expecting.answered(1, 10.8)
+    gathering.add(waits(1, 3), 10.9)
+    assert gathering.take(10.9) == []
+    assert who(gathering.take(10.926)) == [(1, 3)], "a quarter later than the last time"
+
+
+def test_an_answer_that_does_not_come_or_long_computing_holds_nobody_up() -> None:
+    expecting = Answered()
+    gathering = Gathering([0, 1], 2, rounds=False, applies=True, expecting=expecting)
+    for worker in (0, 1):
+        gathering.add(waits(worker), 0.0)
+    assert len(gathering.take(0.0)) == 2
+    expecting.sent([0, 1], 0.0)
+    expecting.answered(0, 1.0)
+    expecting.answered(1, 1.0)
+    for worker in (0, 1):
+        gathering.add(waits(worker, 2), 1.4)
+    assert len(gathering.take(1.4)) == 2
+    expecting.sent([0, 1], 1.4)
+    expecting.answered(0, 2.4)
+    gathering.add(waits(0, 3), 2.8)
+    assert gathering.take(2.8) == [] and gathering.take(3.1) == []
+    assert who(gathering.take(3.2)) == [(0, 3)], "1.25 trips and 1.25 times computing after 1.4"
+    gathering.add(waits(1, 3), 4.0)
+    assert who(gathering.take(4.0)) == [(1, 3)]
+    expecting.sent([1], 4.0)
+    expecting.answered(1, 5.0)
+    gathering.add(
+        waits(1, 4), 7.0
+    )  # it computes for twice as long as a message and its answer take
+    assert len(gathering.take(7.0)) == 1
+    expecting.sent([1], 7.0)
+    expecting.answered(1, 8.0)
+    gathering.add(waits(0, 4), 8.0)
+    assert who(gathering.take(8.0)) == [(0, 4)]
+
+
 def test_rounds_wait_for_all_that_train() -> None:
-    gathering = Gathering([1, 2, 3], 4, rounds=True, applies=True)
-    gathering.add(waits(3))
-    gathering.add(waits(1))
+    gathering = Gathering([1, 2, 3], 4, rounds=True, applies=True, expecting=GoingOn())
+    gathering.add(waits(3), 0.0)
+    gathering.add(waits(1), 0.0)
     assert gathering.take(0.0) == []
-    gathering.add(waits(2))
+    gathering.add(waits(2), 0.0)
     assert [who(gathering.take(0.0)) for _ in range(3)] == [[(1, 1)], [(2, 1), (3, 1)], []]
-    gathering.add(waits(2, 2, iterations=0))  # its gradient was not finite
+    gathering.add(waits(2, 2, iterations=0), 0.0)  # its gradient was not finite
     assert who(gathering.take(0.0)) == [(2, 2)], "nothing to add up"
-    gathering.add(waits(1, 2, iterations=0, last=True))
+    gathering.add(waits(1, 2, iterations=0, last=True), 0.0)
     assert who(gathering.take(0.0)) == [(1, 2)]
-    gathering.add(waits(3, 2))
+    gathering.add(waits(3, 2), 0.0)
     assert who(gathering.take(0.0)) == [(3, 2)], "all of this round have answered"
     for one in (waits(3, 3), waits(2, 3)):
-        gathering.add(one)
+        gathering.add(one, 0.0)
     assert who(gathering.take(0.0)) == [(2, 3), (3, 3)], "without the one that has left"
 
 
 def test_a_round_of_which_nobody_has_a_gradient_is_over() -> None:
-    gathering = Gathering([0, 1], 2, rounds=True, applies=True)
+    gathering = Gathering([0, 1], 2, rounds=True, applies=True, expecting=GoingOn())
     for worker in (0, 1):
-        gathering.add(waits(worker, iterations=0))
+        gathering.add(waits(worker, iterations=0), 0.0)
         assert who(gathering.take(0.0)) == [(worker, 1)]
-    gathering.add(waits(0, 2))
+    gathering.add(waits(0, 2), 0.0)
     assert gathering.take(0.0) == []
 
 
@@ -215,7 +277,7 @@ def relayed(wire: str, feedback: bool = True) -> tuple[Link, RelayLoop, GlobalMo
     model = GlobalModel(
         spec, FrameLayout(64, 1).new_frame(), row.server(config, 2), 2, lambda: None
     )
-    return link, RelayLoop(link, 2, False, False, feedback, Rows()), model
+    return link, RelayLoop(link, 2, False, False, False, feedback, Rows()), model
 
 
 def test_a_message_is_handled_as_the_pushes_in_it() -> None:
@@ -319,9 +381,9 @@ def test_memory_by_hand() -> None:
 
 
 def test_learning_rates_matter_only_where_the_server_applies_them() -> None:
-    gathering = Gathering([0, 1], 2, rounds=False, applies=False)
+    gathering = Gathering([0, 1], 2, rounds=False, applies=False, expecting=GoingOn())
     for one in (waits(0, rates=(0.1,)), waits(1, rates=(0.2,))):
-        gathering.add(one)
+        gathering.add(one, 0.0)
     assert who(gathering.take(1.0)) == [(0, 1), (1, 1)]
 
 
