@@ -94,17 +94,15 @@ class Worker(Stateful):
         self.replies.mix_all(params, self.pending, port, iteration)
 
     def finish(self, params: FlatParams, port: Port) -> None:
-        for left in range(port.rest, -1, -1):  # before the last one, what --wire has left out
-            port.wait_push(1)
-            good = self._push(params, port, -1, 1, last=left == 0)
-        if not good:  # not finite, and thrown away:
+        port.wait_push(1)
+        if not self._push(params, port, -1, 1, last=True):  # not finite, and thrown away:
             self._push(params, port, -1, 1, last=True)  # what is left
         self.pending.close()
 
     def _push(
         self, params: FlatParams, port: Port, iteration: int, limit: int, last: bool = False
     ) -> bool:
-        ask = self.cfg.replies and iteration >= 0 and self.replies.wanted()
+        ask = self.cfg.replies and not last and self.replies.wanted()
         s = self.replies.snapshot(ask, port.beyond)
         sent = port.try_push(
             lambda out: self.pending.write(params, port, out, s, last), self.carried, limit=limit,

@@ -99,10 +99,6 @@ class _WorkerChannel:
         return self.frames[(self._handed + 1) % self.slots]
 
     @property
-    def pushes_of_all(self) -> int:
-        return self.frames[0].encoding.times
-
-    @property
     def next_sequence(self) -> int:
         return self._handed + 1
 

@@ -113,11 +113,6 @@ class WorkerChannel:
         return self._frames[(self._handed + 1) % self.slots]
 
     @property
-    def pushes_of_all(self) -> int:
-        """In how many pushes a whole vector travels."""
-        return self._push_layout.encoding.times
-
-    @property
     def next_sequence(self) -> int:
         return self._handed + 1
 

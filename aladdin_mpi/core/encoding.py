@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,16 +27,7 @@ __all__ = ["PLAIN", "Dgc", "Encoding", "TopK", "find", "warm_up"]
 
 
 class Encoding(Protocol):
-    """A frozen, comparable description; ``size`` is that of the vector.
-
-    Attributes
-    ----------
-    times : int
-        In how many payloads a whole vector travels, at most a hundred.
-    """
-
-    @property
-    def times(self) -> int: ...
+    """A frozen, comparable description; ``size`` is that of the vector."""
 
     def nbytes(self, size: int) -> int:
         """[bytes] of a payload, a multiple of 64."""
@@ -68,8 +59,6 @@ class Encoding(Protocol):
 @dataclass(frozen=True)
 class Float32:
     """As it is: the payload is the staging vector itself."""
-
-    times: ClassVar[int] = 1
 
     def nbytes(self, size: int) -> int:
         return up(4 * size)
@@ -103,7 +92,6 @@ class Half:
     """16-bit floats: ``bfloat16`` (8 bits of precision) or ``float16`` (11, up to 65504)."""
 
     name: str
-    times: ClassVar[int] = 1
 
     def nbytes(self, size: int) -> int:
         return up(2 * size)

@@ -54,15 +54,12 @@ class Port(Protocol):
         Workers the run started with.
     slots : int
         Pushes that may be on their way at once, by memory.
-    rest : int
-        Pushes without a step that bring what ``--wire`` has left out.
     beyond : int
         How many pushes after the one that asked for it a reply may contain.
     """
 
     num_workers: int
     slots: int
-    rest: int
     beyond: int
 
     def try_push(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -104,10 +104,6 @@ class TopK(Largest):
     def room(self) -> float:
         return self.fraction
 
-    @property
-    def times(self) -> int:
-        return min(100, math.ceil(1 / self.fraction))
-
     def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
         narrow.subtract(p, r)
         least = threshold(np.abs(p[sampled(p.size, turn)]), self.fraction)
@@ -126,7 +122,6 @@ class Dgc(Largest):
 
     fraction: float
     warmup: int = 0
-    times: ClassVar[int] = 1
 
     @property
     def stages(self) -> tuple[float, ...]:

@@ -117,7 +117,7 @@ class WorkerPort(TimedPort):
     ) -> None:
         super().__init__(end.index, link, clock, recorder, on_lost)
         self.num_workers, self.slots, self._leads = num_workers, end.slots, leads
-        self.rest, self.beyond = end.pushes_of_all - 1, end.beyond
+        self.beyond = end.beyond
         self.others: Callable[[], None] = lambda: None
         self.may_push: Callable[[], bool] = lambda: True
         self._end, self._buffers, self._rates = end, buffers, rates

@@ -133,7 +133,6 @@ class VirtualPort:
     """
 
     process: Process | NeverWaits
-    rest = 0
 
     def __init__(
         self, world: ServedWorld, worker: int, params: FlatParams, buffers: FlatBuffers,
