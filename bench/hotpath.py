@@ -168,7 +168,6 @@ def watch_server(measured: Measured, skip: int) -> None:
     wrap(receiver.ServerChannel, "send_reply", "driving MPI")
     wrap(receiver.ServerChannel, "reply_frame", "driving MPI")
     wrap(receiver.ServerChannel, "reply_done", "driving MPI")
-    wrap(models.GlobalModel, "_nonfinite", "searching for NaN")
     wrap(models.GlobalModel, "copy_to", "copying replies")
     wrap(models.GlobalModel, "_merge", "merging")
     wrap(recorder.Recorder, "add", "logging")
@@ -300,14 +299,12 @@ def rates(server: dict[str, Any]) -> dict[str, str]:
     payload, passes = server["payload"], server["passes"]
     copy = server["copy_bytes_per_s"]
     merge = sum(k + 2 for k in passes) * payload / core["merging"]
-    search = server["pushes"] * payload / core["searching for NaN"]
     reply = 2 * calls["copying replies"] * payload / core["copying replies"]
     return {
         "pushes merged per second": f"{server['pushes'] / server['took']:.1f}",
         "pushes per pass, mean (most)": f"{np.mean(passes):.2f} ({max(passes)})",
         "memory copy, alone [GB/s]": f"{copy / 1e9:.1f}",
         "merging, to that": f"{merge / copy:.2f}",
-        "searching for NaN, to that": f"{search / copy:.2f}",
         "copying replies, to that": f"{reply / copy:.2f}",
     }
 

@@ -101,15 +101,17 @@ def copy_row(dst: np.ndarray, src: np.ndarray) -> Row:
 def take_row(p: np.ndarray, r: np.ndarray) -> Row:
     tp, tr = map(torch.from_numpy, (p, r))
 
-    def with_numpy() -> None:
+    def with_numpy() -> int:
         x = p.copy()
         np.subtract(p, r, out=p)
         np.copyto(r, x)
+        return count_numpy(p)
 
-    def with_torch() -> None:
+    def with_torch() -> int:
         x = tp.clone()
         tp.sub_(tr)
         tr.copy_(x)
+        return count_torch(tp)
 
     ours = {OURS: lambda: kernels.take_difference(p, r)}
     return Row("take_difference", 4, ours | {NUMPY: with_numpy, TORCH: with_torch})

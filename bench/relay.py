@@ -3,11 +3,11 @@ the same process, and in a process of its own.
 
     python bench/relay.py --rounds 9
 
-Real computing (a perceptron, one thread).  Meanwhile four payloads are checked and added up as a
-relay does it, as often as a full link would ask for that.  Blocks of plain training, of training
-beside a thread and beside a process take turns; printed are a step's median against plain training
-in the same round, and how long the thread was busy at a stretch: for so long, a communication
-thread could not acknowledge, answer or send.
+Real computing (a perceptron, one thread).  Meanwhile four payloads are added up as a relay does it,
+as often as a full link would ask for that.  Blocks of plain training, of training beside a thread
+and beside a process take turns; printed are a step's median against plain training in the same
+round, and how long the thread was busy at a stretch: for so long, a communication thread could not
+acknowledge, answer or send.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEMBERS = 4
 
 
 class Relay:
-    """Checks and adds up payloads, until ``over``."""
+    """Adds up payloads, until ``over``."""
 
     def __init__(self, megabytes: float, pause_s: float) -> None:
         size = int(megabytes * 1e6 / 4)
@@ -40,8 +40,6 @@ class Relay:
 
         while not over.wait(self._pause_s):
             start = time.perf_counter()
-            for payload in self._payloads:
-                kernels.count_nonfinite(payload)
             self._sum.fill(0.0)
             kernels.merge(self._sum, self._payloads, [1.0] * MEMBERS)
             self.stretches.append(time.perf_counter() - start)

@@ -66,6 +66,7 @@ class GradientMemory:
             g, u, v, self._momentum, threshold(sample, fraction), first_of(g.size, iteration),
             limit, payload.index, payload.value,
         )  # fmt: skip
+        frame.nonfinite = payload.nonfinite()
 
     @staticmethod
     def send_nothing(frame: Frame) -> None:

@@ -41,19 +41,19 @@ class Encoding(Protocol):
     def used(self, payload: Any) -> tuple[tuple[int, int], ...]:
         """[bytes] ``(start, stop)`` of the stretches of the payload that say something."""
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: Any, turn: int) -> None:
-        """``payload = encode(p − r)``, ``r += decode(payload)``; p is used up.  ``turn`` counts."""
+    def take(self, p: np.ndarray, r: np.ndarray, payload: Any, turn: int) -> int:
+        """``payload = encode(p − r)``, ``r += decode(payload)``; p is used up.  ``turn`` counts.
 
-    def encode(self, p: np.ndarray, payload: Any) -> None:
-        """``payload = encode(p)``."""
+        Returns how many elements of the payload are NaN or infinite.
+        """
+
+    def encode(self, p: np.ndarray, payload: Any) -> int:
+        """``payload = encode(p)``, p finite; returns how many elements have become infinite."""
 
     def merge(
         self, target: np.ndarray, payloads: Sequence[Any], weights: Sequence[float], a: int, b: int
     ) -> None:
         """``target += w_1 p_1 + w_2 p_2 + …`` for the items ``a:b``."""
-
-    def count_nonfinite(self, payload: Any, a: int, b: int) -> int:
-        """How many of the items ``a:b`` are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,17 @@ class Float32:
     def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
         return ((0, payload.nbytes),)
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
-        kernels.take_difference(p, r)
+    def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> int:
+        return kernels.take_difference(p, r)
 
-    def encode(self, p: np.ndarray, payload: np.ndarray) -> None:
+    def encode(self, p: np.ndarray, payload: np.ndarray) -> int:
         """It is there already."""
+        return 0
 
     def merge(
         self, target: np.ndarray, payloads: Sequence[Any], weights: Sequence[float], a: int, b: int
     ) -> None:
         kernels.merge(target, payloads, weights, a, b)
-
-    def count_nonfinite(self, payload: np.ndarray, a: int, b: int) -> int:
-        return kernels.count_nonfinite(payload, a, b)
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,11 @@ class Half:
     def used(self, payload: np.ndarray) -> tuple[tuple[int, int], ...]:
         return ((0, payload.nbytes),)
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> None:
-        getattr(narrow, f"take_{self.name}")(p, r, payload)
+    def take(self, p: np.ndarray, r: np.ndarray, payload: np.ndarray, turn: int) -> int:
+        return int(getattr(narrow, f"take_{self.name}")(p, r, payload))
 
-    def encode(self, p: np.ndarray, payload: np.ndarray) -> None:
-        getattr(narrow, f"encode_{self.name}")(p, payload)
+    def encode(self, p: np.ndarray, payload: np.ndarray) -> int:
+        return int(getattr(narrow, f"encode_{self.name}")(p, payload))
 
     def merge(
         self, target: np.ndarray, payloads: Sequence[Any], weights: Sequence[float], a: int, b: int
@@ -117,10 +115,6 @@ class Half:
         kernel = getattr(narrow, f"merge_{self.name}")
         for payload, weight in zip(payloads, weights, strict=True):
             kernel(target, payload, float(weight), a, b)
-
-    def count_nonfinite(self, payload: np.ndarray, a: int, b: int) -> int:
-        exponent = 0x7F80 if self.name == "bfloat16" else 0x7C00
-        return int(narrow.count_nonfinite(payload, exponent, a, b))
 
 
 PLAIN = Float32()
@@ -178,7 +172,6 @@ def _call_all() -> None:
         if not isinstance(encoding, TopK):
             encoding.encode(p, payload)
         encoding.merge(p, [payload], [1.0], 0, encoding.items(16))
-        encoding.count_nonfinite(payload, 0, encoding.items(16))
     g, u, v = (np.zeros(16, np.float32) for _ in range(3))
     narrow.take_corrected(g, u, v, 0.5, 1.0, 0, 1, payload.index, payload.value)
 

@@ -39,10 +39,17 @@ def _difference(x, r, out):
 
 @jit.kernel
 def _take_difference(p, r):
-    for i in range(p.size):
-        x = p[i]
-        p[i] = x - r[i]
-        r[i] = x
+    total = 0
+    for begin in range(0, p.size, _BLOCK):
+        a, b, bad = p[begin:][:_BLOCK], r[begin:][:_BLOCK], np.uint32(0)
+        for i in range(a.size):
+            x = a[i]
+            d = x - b[i]
+            a[i] = d
+            b[i] = x
+            bad = np.uint32(bad + (not np.isfinite(d)))
+        total += int(bad)
+    return total
 
 
 @jit.kernel
@@ -190,9 +197,9 @@ def difference(x: Vector, r: Vector, out: Vector) -> int:
     return _difference(*_cut(0, None, x, r, out))
 
 
-def take_difference(p: Vector, r: Vector) -> None:
-    """``p, r = p - r, p``."""
-    _take_difference(*_cut(0, None, p, r))
+def take_difference(p: Vector, r: Vector) -> int:
+    """``p, r = p - r, p``; returns how many differences are NaN or infinite."""
+    return _take_difference(*_cut(0, None, p, r))
 
 
 def copy_checked(dst: Vector, src: Vector) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from aladdin_mpi.core import jit
 
 __all__ = [
-    "count_nonfinite",
     "encode_bfloat16",
     "encode_float16",
     "merge_bfloat16",
@@ -41,6 +40,15 @@ def _to_bfloat16(bits, out):
 def _from_bfloat16(half, bits):
     for i in range(half.size):
         bits[i] = np.uint32(half[i]) << np.uint32(16)
+
+
+@jit.kernel
+def _infinite(half):
+    """How many bfloat16 are NaN or infinite."""
+    bad = np.uint32(0)
+    for i in range(half.size):
+        bad = np.uint32(bad + ((half[i] & np.uint16(0x7F80)) == np.uint16(0x7F80)))
+    return bad
 
 
 @jit.kernel
@@ -72,21 +80,27 @@ def _from_float16(half, values, bits):
 
 @jit.kernel
 def take_bfloat16(p, r, out):
-    """``out = bfloat16(p − r)``, ``r += out``; p becomes what was encoded."""
-    bits = p.view(np.uint32)
+    """``out = bfloat16(p − r)``, ``r += out``; p becomes what was encoded.  Returns how many are
+    not finite.
+    """
+    bits, bad = p.view(np.uint32), 0
     for a in range(0, p.size, BLOCK):
         pa, ra, ba, oa = p[a:][:BLOCK], r[a:][:BLOCK], bits[a:][:BLOCK], out[a:][:BLOCK]
         for i in range(pa.size):
             pa[i] = pa[i] - ra[i]
         _to_bfloat16(ba, oa)
+        bad += int(_infinite(oa))
         _from_bfloat16(oa, ba)
         for i in range(pa.size):
             ra[i] += pa[i]
+    return bad
 
 
 @jit.kernel
 def take_float16(p, r, out):
-    """``out = float16(p − r)``, ``r += out``; p becomes what was encoded."""
+    """``out = float16(p − r)``, ``r += out``; p becomes what was encoded.  All of it is finite:
+    returns 0.
+    """
     bits = p.view(np.uint32)
     scratch = np.empty(BLOCK, np.float32)
     scratch_bits = scratch.view(np.uint32)
@@ -98,22 +112,28 @@ def take_float16(p, r, out):
         _from_float16(oa, pa, ba)
         for i in range(pa.size):
             ra[i] += pa[i]
+    return 0
 
 
 @jit.kernel
 def encode_bfloat16(p, out):
-    """``out = bfloat16(p)``."""
-    _to_bfloat16(p.view(np.uint32), out)
+    """``out = bfloat16(p)``; returns how many are not finite."""
+    bits, bad = p.view(np.uint32), 0
+    for a in range(0, p.size, BLOCK):
+        _to_bfloat16(bits[a:][:BLOCK], out[a:][:BLOCK])
+        bad += int(_infinite(out[a:][:BLOCK]))
+    return bad
 
 
 @jit.kernel
 def encode_float16(p, out):
-    """``out = float16(p)``."""
+    """``out = float16(p)``; all of it is finite: returns 0."""
     bits = p.view(np.uint32)
     scratch = np.empty(BLOCK, np.float32)
     scratch_bits = scratch.view(np.uint32)
     for a in range(0, p.size, BLOCK):
         _to_float16(p[a:][:BLOCK], bits[a:][:BLOCK], scratch, scratch_bits, out[a:][:BLOCK])
+    return 0
 
 
 @jit.kernel
@@ -142,16 +162,6 @@ def merge_float16(target, payload, weight, start, stop):
         _from_float16(h, scratch, bits)
         for i in range(size):
             t[i] += w * scratch[i]
-
-
-@jit.kernel
-def count_nonfinite(half, exponent, start, stop):
-    """How many 16-bit floats have all bits of the exponent set."""
-    bad = 0
-    e = np.uint16(exponent)
-    for i in range(start, stop):
-        bad += (half[i] & e) == e
-    return bad
 
 
 @jit.kernel

@@ -70,7 +70,8 @@ class Port(Protocol):
         Parameters
         ----------
         write : callable
-            Fills the float32 staging vector in place; returns False to withdraw (a NaN, say).
+            Fills the float32 staging vector in place; returns False to withdraw what is not finite,
+            which nobody looks for after that.
         iterations : int
             Iterations carried.
         limit : int

@@ -51,6 +51,10 @@ class Sparse:
     index: np.ndarray
     value: np.ndarray
 
+    def nonfinite(self) -> int:
+        """How many of the values are NaN or infinite."""
+        return kernels.count_nonfinite(self.value, 0, int(self.count[0]))
+
 
 class Largest:
     """The largest elements, each with its place, in the room for ``room`` of all."""
@@ -75,7 +79,7 @@ class Largest:
         count, second = 4 * int(payload.count[0]), _ALIGN + up(payload.index.nbytes)
         return (0, _ALIGN + count), (second, second + count)
 
-    def encode(self, p: np.ndarray, payload: Sparse) -> None:
+    def encode(self, p: np.ndarray, payload: Sparse) -> int:
         raise NotImplementedError("what is not sent would be lost")
 
     def merge(
@@ -84,10 +88,6 @@ class Largest:
         for payload, weight in zip(payloads, weights, strict=True):
             stop = min(b, int(payload.count[0]))
             narrow.merge_sparse(target, payload.index, payload.value, float(weight), a, stop)
-
-    def count_nonfinite(self, payload: Sparse, a: int, b: int) -> int:
-        stop = max(a, min(b, int(payload.count[0])))
-        return kernels.count_nonfinite(payload.value, a, stop)
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,12 @@ class TopK(Largest):
     def room(self) -> float:
         return self.fraction
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
+    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> int:
         narrow.subtract(p, r)
         least = threshold(np.abs(p[sampled(p.size, turn)]), self.fraction)
         first = first_of(p.size, turn)
         payload.count[0] = narrow.take_sparse(p, r, least, first, payload.index, payload.value)
+        return payload.nonfinite()
 
 
 @dataclass(frozen=True)
@@ -142,5 +143,5 @@ class Dgc(Largest):
             return self.fraction
         return stages[iteration * len(stages) // self.warmup]
 
-    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> None:
+    def take(self, p: np.ndarray, r: np.ndarray, payload: Sparse, turn: int) -> int:
         raise NotImplementedError("its memory is not a reference")

@@ -4,7 +4,9 @@ A frame is one contiguous stretch of bytes, the same in a worker's staging buffe
 server's window and in a reply: header, parameters (float32, or as an :mod:`encoding
 <aladdin_mpi.core.encoding>` has them), float32 and int64 buffers, headers of the parts, trailer.
 Every part begins on a 64-byte border.  The trailer repeats the sequence number; a reader that
-finds another number there than in the header has read a torn message.
+finds another number there than in the header has read a torn message.  It also says how many
+elements of the payload are NaN or infinite: whoever makes a payload counts them on the way, so that
+nobody who merges it has to look.
 """
 
 from __future__ import annotations
@@ -117,15 +119,24 @@ class Frame:
         self.counts = raw[at : at + 8 * layout.counts].view(np.int64)
         self.parts = raw[layout.parts_at : layout.trailer_at].view(FRAME_HEADER)
         at = layout.trailer_at
-        self._trailer = raw[at : at + 8].view(np.int64)
+        self._trailer = raw[at : at + 16].view(np.int64)
+
+    @property
+    def nonfinite(self) -> int:
+        """How many elements of the payload are NaN or infinite, as who made it says."""
+        return int(self._trailer[1])
+
+    @nonfinite.setter
+    def nonfinite(self, count: int) -> None:
+        self._trailer[1] = count
 
     def take_difference(self, r: np.ndarray) -> None:
         """The payload becomes :attr:`params` − r, which moves by what the payload says."""
-        self.encoding.take(self.params, r, self.payload, next(_TURNS))
+        self.nonfinite = self.encoding.take(self.params, r, self.payload, next(_TURNS))
 
     def encode(self) -> None:
-        """The payload becomes :attr:`params`, rounded."""
-        self.encoding.encode(self.params, self.payload)
+        """The payload becomes :attr:`params`, which are finite, rounded."""
+        self.nonfinite = self.encoding.encode(self.params, self.payload)
 
     def stretches(self) -> list[tuple[int, int]]:
         """[bytes] ``(start, stop)`` of what has to travel, once the payload is there: all but the

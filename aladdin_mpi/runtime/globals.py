@@ -198,7 +198,7 @@ class GlobalModel:
         turn = _Turn()
         for frame in frames:
             pushes = self.read(frame)
-            broken = self._nonfinite(frame.payload)
+            broken = frame.nonfinite > 0
             message = _Message(frame, len(pushes), sum(not push.left_out for push in pushes))
             applies: list[Apply] = []
             for push in pushes:
@@ -290,13 +290,6 @@ class GlobalModel:
         for a in range(0, size, PIECE):
             found.append((a, min(a + PIECE, size)))
         return found
-
-    def _nonfinite(self, payload: Any) -> bool:
-        for a, b in self._pieces(self._encoding):
-            if self._encoding.count_nonfinite(payload, a, b):
-                return True
-            self._between()
-        return False
 
     def _accumulator(self) -> tuple[np.ndarray, np.ndarray]:
         if self._sum is None or self._velocity is None:

@@ -145,6 +145,7 @@ class WorkerPort(TimedPort):
         self, write: Callable[[np.ndarray], bool], iterations: int, header: dict[str, object]
     ) -> int:
         self._frame = frame = self._end.next_frame()
+        frame.nonfinite = 0  # unless who makes the payload from params finds another number
         if not write(frame.params):
             return -1
         if self._memory is not None:

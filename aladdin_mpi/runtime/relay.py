@@ -195,7 +195,7 @@ class RelayLoop:
                 found = True
                 frame, now = arrival.frame, time.monotonic()
                 push = frame.read_push(channel.num_rates)
-                channel.gathering.add(Waiting(frame, push, self._finite(frame)), now)
+                channel.gathering.add(Waiting(frame, push, not frame.nonfinite), now)
             found = self._send(channel) or found
         now = time.monotonic()
         if found:
@@ -208,13 +208,6 @@ class RelayLoop:
     @staticmethod
     def _answered(expecting: Expecting, worker: int) -> None:
         expecting.answered(worker, time.monotonic())
-
-    def _finite(self, frame: Frame) -> bool:
-        for a, b in _pieces(frame.params.size):
-            if kernels.count_nonfinite(frame.params, a, b):
-                return False
-            self._link.progress()
-        return True
 
     def _send(self, channel: _Channel) -> bool:
         """Send the next message, if there is one and room for it."""
@@ -261,8 +254,7 @@ class RelayLoop:
         if given is None or sent is None:
             out.fill(0.0)
             self._into(out, good)
-            if frame.params is not frame.payload:
-                frame.encode()
+            frame.encode()
         else:
             self._into(given, good)
             np.copyto(out, given)

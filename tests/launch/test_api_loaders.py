@@ -70,12 +70,12 @@ def test_example_alone_and_distributed(tmp_path: Path) -> None:
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert accuracy(run.stdout) >= 0.95
+    assert accuracy(run.stdout) >= 0.9  # a tenth by chance
     (tmp_path / "digits.pt").unlink()
     twin = mpirun(
         3, [sys.executable, EXAMPLES / "digits_aladdin.py"], timeout=LIMIT_S, cwd=tmp_path
     )
-    assert accuracy(twin.stdout) >= 0.95
+    assert accuracy(twin.stdout) >= 0.9
     assert (tmp_path / "digits.pt").exists()
 
 

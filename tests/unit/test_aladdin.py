@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from lockstep import Blocked, Lockstep
 
 from aladdin_mpi.algorithms.aladdin import Config, Server
@@ -394,11 +395,13 @@ def test_a_nan_can_stop_the_run():
 
 
 @pytest.mark.parametrize("on_nonfinite", ["skip", "stop"])
-def test_a_nan_is_caught_at_the_merge(on_nonfinite):
+def test_a_difference_of_finite_parameters_that_is_infinite_is_not_merged(on_nonfinite):
     run = Lockstep(1, size=2, on_nonfinite=on_nonfinite, period=1)
+    largest = float(np.finfo(np.float32).max)
+    run.drivers[0][0].algorithm.pending._r[:2] = [-largest, 0.0]
+    run.models[0].x.data[:] = torch.tensor([largest, 0.0])
     run.hold = {"push"}
-    run.step(0, 1.0)
-    run.world.workers[0].channels[0].frames[1].params[0] = np.inf  # on its way
+    run.step(0, 0.0)
     run.hold.clear()
     if on_nonfinite == "stop":
         with pytest.raises(NonFiniteError, match="worker 0: push 1"):

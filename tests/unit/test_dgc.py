@@ -144,6 +144,7 @@ def test_what_is_not_a_number_is_sent_and_does_not_stay() -> None:
         g[3] = bad
         for iteration in range(8):
             push(memory, frame, g if iteration == 0 else 0.0, iteration)
+            assert (frame.nonfinite > 0) == (iteration == 0)
         assert np.isfinite(memory.u).all() and np.isfinite(memory.v).all()
 
 

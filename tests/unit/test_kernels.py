@@ -81,8 +81,12 @@ def test_difference(size, offset, seed, dtype, bad):
 @case
 def test_take_difference(size, offset, seed, dtype):
     p, r = arrays(2, size, offset, seed, dtype)
-    x, d = p.copy(), p - r
-    kernels.take_difference(p, r)
+    if size:
+        r[-1] = -np.finfo(dtype).max
+        p[-1] = np.finfo(dtype).max  # both are finite, their difference is not
+    with np.errstate(all="ignore"):
+        x, d = p.copy(), p - r
+    assert kernels.take_difference(p, r) == (~np.isfinite(d)).sum()
     same(p, d)
     same(r, x)
 

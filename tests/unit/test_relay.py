@@ -256,6 +256,7 @@ class Link:
             frame = FrameLayout(self.size, self.push_layout.floats).new_frame()
 
         Arrival.frame.params[:] = values
+        Arrival.frame.nonfinite = np.count_nonzero(~np.isfinite(Arrival.frame.params))
         Arrival.frame.floats[:] = 10.0 * worker
         Arrival.frame.write_push(Push(worker, sequence, **{"active": 2, **header}))
         self.waiting.append(Arrival)
