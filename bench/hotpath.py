@@ -165,7 +165,7 @@ def watch_server(measured: Measured, skip: int) -> None:
     wrap(receiver.ServerLink, "requests", "driving MPI")
     wrap(receiver.ServerLink, "notify", "driving MPI")
     wrap(receiver.ServerChannel, "arrivals", "driving MPI")
-    wrap(receiver.ServerChannel, "send_reply", "driving MPI")
+    wrap(receiver.ServerChannel, "send_replies", "driving MPI")
     wrap(receiver.ServerChannel, "reply_frame", "driving MPI")
     wrap(receiver.ServerChannel, "reply_done", "driving MPI")
     wrap(models.GlobalModel, "copy_to", "copying replies")
