@@ -263,6 +263,7 @@ def test_the_server_does_what_the_real_one_does(name: str, options: dict[str, st
     for push, payload in pushes_of(name, n, size):
         frames[push.worker, push.sequence] = frame = layout.new_frame()
         np.copyto(frame.params, payload)
+        frame.nonfinite = np.count_nonzero(~np.isfinite(payload))
         frame.write_push(push)
         empty = np.zeros(0, np.float32)
         handled, sends, _ = ours.handle(Message(push, payload, empty, np.zeros(0, np.int64)))
