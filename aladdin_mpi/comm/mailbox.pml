@@ -11,7 +11,8 @@
  *   Origin     the communication thread of a worker. Messages are numbered from 1; message n goes into
  *              slot n % SLOTS. While the message before it in that slot is not acknowledged, send() is
  *              False at once, and what training does meanwhile is carried by a later message. Else: Rput
- *              of the payload, local completion, Flush, Put of the sequence word, Flush.
+ *              of the payload, local completion, Flush, Put of the sequence word, which lands when it
+ *              lands: nobody waits for it.
  *   Link       lands the words of an origin's Puts: in any order, each at any later time. A word is
  *              taken from the staging buffer when it lands. This is stricter than MPI, where the buffer
  *              is free after local completion; it is the mailbox's own rule (free after the Flush).
@@ -89,14 +90,13 @@ typedef Window {                /* what the server keeps for one origin */
 #endif
 };
 
-typedef Put {                   /* what one origin has on its way: at most one message */
+typedef Put {                   /* what one origin has on its way: one payload, a word per slot */
     byte staging[WORDS];
     bool flying[WORDS];
     byte number;                /* of the message */
-    bool sequence_flying
+    byte sequence[SLOTS]        /* that flies to this slot; 0: none */
 #ifdef FAULT_WIDE_RECORD
-    ; byte record;
-    bool record_flying
+    ; byte record[SLOTS]
 #endif
 };
 
@@ -116,12 +116,6 @@ bool broken;                    /* origin 1 and its link */
 /* ---------------------------------------------------------------------------------- origin */
 
 #define payload_landed(o) (!put[o].flying[HEADER] && !put[o].flying[DATA] && !put[o].flying[TRAILER])
-#ifdef FAULT_WIDE_RECORD
-#define sequence_landed(o) (!put[o].sequence_flying && !put[o].record_flying)
-#else
-#define sequence_landed(o) (!put[o].sequence_flying)
-#endif
-
 #ifdef FAULT_REUSE_BEFORE_ACK
 #define slot_is_free true
 #else
@@ -142,10 +136,9 @@ inline rput_payload(o)
 inline put_sequence(o)
 {
 #ifdef FAULT_WIDE_RECORD
-    put[o].record = put[o].staging[DATA];
-    put[o].record_flying = true;
+    put[o].record[slot(put[o].number)] = put[o].staging[DATA];
 #endif
-    put[o].sequence_flying = true
+    put[o].sequence[slot(put[o].number)] = put[o].number
 }
 
 inline clear_staging(o)         /* nobody looks at it any more: fewer states */
@@ -188,10 +181,9 @@ proctype Origin(byte o)
 #endif
 #ifdef FAULT_NO_FLUSH
            d_step { put_sequence(o) }
-           d_step { payload_landed(o) && sequence_landed(o) -> clear_staging(o) }
+           d_step { payload_landed(o) -> clear_staging(o) }
 #else
            d_step { payload_landed(o) -> put_sequence(o); clear_staging(o) }      /* after Flush */
-           sequence_landed(o)                                                     /* Flush */
 #endif
 
         :: carried == ITERATIONS && acked == sent -> break
@@ -212,6 +204,20 @@ inline land(o, w)
     put[o].flying[w] = false
 }
 
+inline land_sequence(o, s)
+{
+    window[o].sequence[s] = put[o].sequence[s];
+    put[o].sequence[s] = 0
+}
+
+#ifdef FAULT_WIDE_RECORD
+inline land_record(o, s)
+{
+    window[o].record[s] = put[o].record[s];
+    put[o].record[s] = 0
+}
+#endif
+
 proctype Link(byte o)
 {
 end_idle:
@@ -219,13 +225,13 @@ end_idle:
     :: d_step { works(o) && put[o].flying[HEADER] -> land(o, HEADER) }
     :: d_step { works(o) && put[o].flying[DATA] -> land(o, DATA) }
     :: d_step { works(o) && put[o].flying[TRAILER] -> land(o, TRAILER) }
-    :: d_step { works(o) && put[o].sequence_flying ->
-           window[o].sequence[slot(put[o].number)] = put[o].number;
-           put[o].sequence_flying = false }
+    :: d_step { works(o) && put[o].sequence[0] -> land_sequence(o, 0) }
+#if SLOTS > 1
+    :: d_step { works(o) && put[o].sequence[1] -> land_sequence(o, 1) }
+#endif
 #ifdef FAULT_WIDE_RECORD
-    :: d_step { works(o) && put[o].record_flying ->
-           window[o].record[slot(put[o].number)] = put[o].record;
-           put[o].record_flying = false }
+    :: d_step { works(o) && put[o].record[0] -> land_record(o, 0) }
+    :: d_step { works(o) && put[o].record[1] -> land_record(o, 1) }
 #endif
     od
 }

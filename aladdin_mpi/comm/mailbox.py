@@ -6,7 +6,9 @@ word.  A message number k of an origin goes to slot k mod slots:
 1. Unless message k − slots has been acknowledged, there is no room: the origin does something else.
 2. ``Rput`` of the frame, in pieces; ``Test`` until the origin's side of it is done.
 3. One ``Flush``: the frame is complete in the server's memory.
-4. ``Put`` of exactly one aligned word, k, and its ``Flush``.
+4. ``Rput`` of exactly one aligned word, k.  Nobody waits for it: its answer is the acknowledgement.
+   A ``Flush`` would look at the network without pause meanwhile.  It is made up for where a second
+   later nothing has been acknowledged, for a library that keeps the word back until then.
 
 Records of several words are torn now and then, so nothing but that word announces a message.  The
 server reads the words in its own memory, and after a new one synchronizes the frames' window
@@ -20,6 +22,7 @@ stopped; so only a worker's communication thread sends.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +38,9 @@ __all__ = ["PIECE_BYTES", "Inbox", "Outbox", "pieces"]
 
 PIECE_BYTES = 1 << 30
 """[bytes] the most that one Put carries: from 2^31 on some libraries fail."""
+
+INSIST_S = 1.0
+"""[s] after which a word that was put without an acknowledgement is flushed."""
 
 
 def pieces(nbytes: int) -> list[tuple[int, int]]:
@@ -161,8 +167,10 @@ class Outbox:
         ring = range(index * slots, (index + 1) * slots)
         self._bases = [place * layout.frame_bytes for place in ring]
         self._places = [(place * ALIGN, 8, MPI.BYTE) for place in ring]
-        self._word = array("q", [0])
-        self._announcement = (self._word, 8, MPI.BYTE)
+        self._words = [array("q", [0]) for _ in ring]
+        self._sent = [MPI.REQUEST_NULL] * slots  # the words' puts
+        self._sent_s = [0.0] * slots
+        self._announced = 0  # the last message that was
         self.requests: list[MPI.Request] = []
         self._raw = np.empty(0, np.uint8)
         self._sequence = 0  # of the message begun, 0: none
@@ -226,13 +234,25 @@ class Outbox:
             return False
         # The order is the protocol: the frame complete at the target, only then the word.
         self._windows.frames.Flush(self._server)
-        self._word[0] = self._sequence
-        place = self._places[self._sequence % self._slots]
-        self._windows.words.Put(self._announcement, self._server, place)
-        self._windows.words.Flush(self._server)
+        slot = self._sequence % self._slots
+        self._sent[slot].Wait()  # of a message that has been acknowledged
+        word = self._words[slot]
+        word[0] = self._sequence
+        self._sent[slot] = self._windows.words.Rput(
+            (word, 8, MPI.BYTE), self._server, self._places[slot]
+        )
+        self._sent_s[slot], self._announced = time.monotonic(), self._sequence
         self.requests, self._sequence, self._whole = [], 0, False
         return True
 
+    def insist(self, acknowledged: int) -> None:
+        """Flush the word of the message after ``acknowledged``, if it was put long ago."""
+        due = acknowledged + 1
+        since = time.monotonic() - self._sent_s[due % self._slots]
+        if due <= self._announced and since > INSIST_S:
+            self._windows.words.Flush(self._server)
+
     def free(self) -> None:
         """Collective; only when nothing is under way."""
+        MPI.Request.Waitall(self._sent)
         self._windows.free()

@@ -95,6 +95,10 @@ class RelayChannel:
             self._freed += 1
             self._early.remove(self._freed)
 
+    def insist(self) -> None:
+        """See that the server hears of the oldest message."""
+        self._box.insist(self._freed)
+
     def progress(self) -> None:
         """Move messages and replies on."""
         if self._box.busy:
@@ -198,6 +202,8 @@ class RelayLink:
         self._beats.test()
         if time.monotonic() >= self._next_beat and self._beats.idle:
             self.tell(RequestKind.BEAT)
+            for channel in self.channels:
+                channel.insist()
         for request in self._requests.poll():
             self._register(request)
         for server, receiver in enumerate(self._notices):

@@ -241,6 +241,10 @@ class WorkerChannel:
             self._fetched, self._fetching = self._fetching[0], None
             self.changed.set()
 
+    def insist(self) -> None:
+        """See that the server hears of the oldest push."""
+        self._box.insist(self.acknowledged)
+
     def acknowledge(self, notice: Notice) -> SendTimes:
         """The server has merged push ``notice.sequence``."""
         now = time.monotonic()
@@ -389,6 +393,11 @@ class WorkerLink(CommThread):
 
     def _delay_s(self) -> float:
         return min((c.delay_s for c in self.channels), default=IDLE_S)
+
+    def _beat(self) -> None:
+        super()._beat()
+        for channel in self.channels:
+            channel.insist()
 
     def _listen(self) -> None:
         # MPI looks at the network once for all channels, not once for each

@@ -218,6 +218,10 @@ class CommThread:
         """Deal with what has come in."""
         raise NotImplementedError
 
+    def _beat(self) -> None:
+        """What is done once a second."""
+        self.send(RequestKind.BEAT, values=(float(self.own_samples),))
+
     def _progress(self) -> None:
         self._listen()
         for exchange in list(self._exchanges):
@@ -226,4 +230,4 @@ class CommThread:
                 exchange[1]()
         self._requests.test()
         if time.monotonic() >= self._next_beat and self._requests.idle:
-            self.send(RequestKind.BEAT, values=(float(self.own_samples),))
+            self._beat()

@@ -163,6 +163,48 @@ def test_a_number_that_is_not_due_is_refused(comm: MPI.Intracomm) -> None:
         origin.free()
 
 
+class Counted:
+    """A window that knows how often it was flushed."""
+
+    def __init__(self, window: MPI.Win) -> None:
+        self._window, self.flushes = window, 0
+
+    def Flush(self, rank: int) -> None:
+        self.flushes += 1
+        self._window.Flush(rank)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._window, name)
+
+
+def test_a_word_is_flushed_only_when_it_has_no_answer_for_long(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.rank == SERVER:
+        server = Server(comm, TINY, 2)
+        comm.Barrier()
+        server.serve(lambda arrival: None)
+    else:
+        origin = Origin(comm, TINY, 2)
+        words = origin._box._windows.words = Counted(origin._box._windows.words)  # type: ignore[assignment]
+        origin._box.insist(0)  # nothing has been sent
+        for last in (False, True):
+            origin.send(last)
+            origin.wait(lambda: not origin._box.busy)
+        origin._box.insist(0)
+        assert words.flushes == 0
+        monkeypatch.setattr(mailbox, "INSIST_S", 0.0)
+        origin._box.insist(0)
+        assert words.flushes == 1
+        comm.Barrier()  # the server looks from here on
+        origin.finish()
+        origin._box.insist(2)
+        assert words.flushes == 1
+        origin.free()
+        return
+    server.free()
+
+
 # ---------------------------------------------------------------------------- small messages
 
 

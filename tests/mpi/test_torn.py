@@ -26,7 +26,7 @@ class Hasty(Outbox):
     def start(self, raw: np.ndarray, sequence: int) -> None:
         self.begin(raw, sequence)
         self.finish()
-        super().advance()  # nothing is under way: puts and flushes the word only
+        super().advance()  # nothing is under way: puts the word only
         if sequence % 2:
             time.sleep(2e-4)
         super().start(raw, sequence)
