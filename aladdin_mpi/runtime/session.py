@@ -6,9 +6,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,20 +17,17 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from aladdin_mpi.algorithms import Algorithm, find
+from aladdin_mpi.algorithms import find
 from aladdin_mpi.algorithms.base import Topology, flag
-from aladdin_mpi.algorithms.ranges import ShardedWorker
-from aladdin_mpi.core.flat import FlatBuffers, FlatParams
-from aladdin_mpi.errors import AladdinError, ConfigError, ModelError
-from aladdin_mpi.messages import MAX_GROUPS, ChannelSpec, Phase, RequestKind, Stop
-from aladdin_mpi.optim.adascale import Gain
+from aladdin_mpi.errors import AladdinError, ConfigError
+from aladdin_mpi.messages import Phase, RequestKind, Stop
 from aladdin_mpi.record.schema import EventKind
 from aladdin_mpi.runtime import crash
-from aladdin_mpi.runtime.clock import StepClock
 from aladdin_mpi.runtime.cuts import PREEMPTED, PeerCuts, WorkerCuts, ask_to_stop, signals
-from aladdin_mpi.runtime.job import Job, Settings, connect, connect_peers, relay, serve, start
+from aladdin_mpi.runtime.job import Settings, connect, connect_peers, relay, serve, start
 from aladdin_mpi.runtime.loader import PartitionedLoader
-from aladdin_mpi.runtime.optimizer import check_sgd, check_supported, distribute, scale_rates
+from aladdin_mpi.runtime.opening import Session, open_driver
+from aladdin_mpi.runtime.optimizer import distribute
 from aladdin_mpi.runtime.options import (
     check_merging,
     check_plan,
@@ -39,23 +36,8 @@ from aladdin_mpi.runtime.options import (
     check_wire,
     configure,
 )
-from aladdin_mpi.runtime.peerport import PeerPort
-from aladdin_mpi.runtime.ports import WorkerPort
-from aladdin_mpi.runtime.reducers import make_reducer
-from aladdin_mpi.runtime.restart import (
-    restore_counters,
-    restore_loader,
-    restore_parameters,
-    restore_state,
-)
-from aladdin_mpi.runtime.sharded import (
-    ShardedPort,
-    Sharding,
-    open_channels,
-    per_optimizer,
-)
-from aladdin_mpi.runtime.spread import SpreadLog
-from aladdin_mpi.runtime.worker import Driver
+from aladdin_mpi.runtime.restart import restore_counters, restore_loader
+from aladdin_mpi.runtime.sharded import per_optimizer
 
 __all__ = [
     "DistributedOptimizer",
@@ -88,35 +70,17 @@ class GlobalInfo(NamedTuple):
     fetch_s: float
 
 
-@dataclass
-class _Worker:
-    """A worker's session."""
-
-    job: Job
-    algorithm: Algorithm
-    options: Any
-    settings: Settings
-    link: Any
-    clock: StepClock
-    drivers: list[Driver]
-    taken: set[int]
-    ended: bool = False
-    loaders: list[PartitionedLoader] = field(default_factory=list)
-    cuts: Any = None
-    calls: PeerCuts | None = None
+_session: Session | None = None
 
 
-_session: _Worker | None = None
-
-
-def _current() -> _Worker:
+def _current() -> Session:
     """The session, also after it has ended."""
     if _session is None:
         raise ConfigError("aladdin_mpi.init() has not been called")
     return _session
 
 
-def _running() -> _Worker:
+def _running() -> Session:
     session = _current()
     if session.ended:
         raise ConfigError("aladdin_mpi.finish() has ended the run")
@@ -266,7 +230,7 @@ def init(
     if job.roles.worker < 0:
         sys.exit(PREEMPTED if serve(job, settings, chosen, config) else 0)
     link, clock = (connect if served else connect_peers)(job, settings, "lockstep" in chosen.traits)
-    _session = session = _Worker(job, chosen, config, settings, link, clock, [], set())
+    _session = session = Session(job, chosen, config, settings, link, clock)
     writer = job.writer(settings.plan.keep)
     session.cuts = WorkerCuts(session, writer, settings.plan)
     if job.restart is not None:
@@ -294,12 +258,12 @@ def _as_yaml(
 
 def rank() -> int:
     """This worker's index, 0 … size()−1."""
-    return _current().job.roles.worker
+    return _current().rank
 
 
 def size() -> int:
     """Workers of the run."""
-    return len(_current().job.roles.workers)
+    return _current().size
 
 
 def world_rank() -> int:
@@ -361,101 +325,7 @@ def DistributedOptimizer(
         Also on a difference between the workers' models, which it names.
     """
     session = _running()
-    check_supported(optimizer, model)
-    if backward_passes_per_step < 1:
-        raise ConfigError(
-            f"backward_passes_per_step {backward_passes_per_step}: must be at least 1"
-        )
-    if named_parameters is not None:
-        named = list(named_parameters)
-    elif model is not None:
-        named = list(model.named_parameters())
-    else:
-        raise ModelError("DistributedOptimizer needs the model, or named_parameters")
-    applied = "server_applies" in session.algorithm.traits
-    if applied:
-        check_sgd(optimizer, session.algorithm.name, session.settings.wire)
-    count = len(optimizer.param_groups)
-    gradients = applied or getattr(session.options, "push", "") == "gradient"
-    if gradients and count > MAX_GROUPS:
-        raise ConfigError(
-            f"--algorithm {session.algorithm.name}: {count} parameter groups, at most {MAX_GROUPS} "
-            "where gradients are pushed; push updates (aladdin --push update)"
-        )
-    group = optimizer.param_groups[0]
-    params = FlatParams(
-        named, [g["params"] for g in optimizer.param_groups], backward_passes_per_step
-    )
-    buffers = FlatBuffers(model, session.taken)
-    spec = ChannelSpec(
-        tuple((e.name, f"{e.dtype}{list(e.shape)}") for e in params.entries), buffers.names,
-        tuple(params.group_ranges()), params.size, buffers.floats.size, buffers.counts.size,
-        session.settings.description, group.get("momentum", 0.0), group.get("weight_decay", 0.0),
-        session.settings.wire,
-    )  # fmt: skip
-
-    served = session.algorithm.topology is Topology.SERVER
-    sharding = session.settings.sharding if served else Sharding()
-    ranges = sharding.ranges(params)
-    end, start = open_channels(session.link, spec, ranges, params, buffers)
-    if rank() != 0:
-        params.assign(start.params)
-        buffers.assign(start.floats, start.counts)
-    restart = session.job.restart
-    if restart is not None:
-        restore_parameters(
-            restart, session.algorithm.topology, len(session.drivers), end, params, buffers, size()
-        )
-
-    def algorithm(vector: Any) -> Any:
-        return session.algorithm.worker(session.options, vector, size())
-
-    sharded = len(ranges) > 1
-    worker = (
-        ShardedWorker(algorithm, params, ranges, gradients) if sharded else algorithm(params)
-    )  # fmt: skip
-    if served:
-        momentum = getattr(session.options, "server_momentum", spec.momentum)
-        make_port: Callable[..., Any] = partial(
-            ShardedPort if sharded else WorkerPort, momentum=momentum
-        )
-    else:
-        make_port = partial(PeerPort, seed=session.settings.seed)
-    driver = Driver(
-        optimizer, params, buffers, worker, end, session.link, session.clock, session.job.recorder,
-        size(), session.settings.on_nonfinite, session.job.say,
-        make_port,
-        session.settings.slow_worker.get(rank(), 1.0),
-    )  # fmt: skip
-    if restart is not None:
-        at = len(session.drivers)
-        restore_state(restart, session.algorithm.topology, at, optimizer, worker, driver.port)
-    backend = getattr(session.options, "backend", None)
-    if backend is not None:
-        gain = Gain(size()) if session.options.adascale else None
-        driver.port.reducer = make_reducer(
-            backend,
-            session.link,
-            session.job.comm,
-            optimizer,
-            model,
-            named,
-            params,
-            end,
-            gain,
-            round(session.options.bucket_mb * 1e6),
-        )
-        if gain is not None:
-            scale_rates(optimizer, lambda: gain.gain, lambda value: log(adascale_gain=value))
-        if rank() == 0 and not session.drivers:
-            session.job.say(f"gradients are all-reduced by {driver.port.reducer.name}")
-        session.job.recorder.set_end("backend", driver.port.reducer.name)
-    if session.settings.log_variance and not session.drivers:
-        every = session.settings.log_variance
-        driver.after.append(SpreadLog(session.link, params, session.job.recorder, every))
-    if not session.drivers:
-        driver.after += [session.cuts] if session.calls is None else [session.calls]
-    driver.port.cut = session.cuts.done
+    driver = open_driver(session, optimizer, model, named_parameters, backward_passes_per_step)
     distribute(optimizer, driver)
     session.drivers.append(driver)
     session.clock.end_s = session.clock.ready_s = time.monotonic()
@@ -484,8 +354,7 @@ def log(loss: float | torch.Tensor | None = None, **columns: float) -> None:
     if loss is not None:
         session.clock.loss = loss.item() if torch.is_tensor(loss) else float(loss)
     for name, value in columns.items():
-        row = (session.clock.iteration, name.encode(), float(value))
-        session.job.recorder.add("user", row)
+        session.log(name, value)
 
 
 def split(forward_s: float, backward_s: float, *, emulated: bool = False) -> None:
@@ -538,7 +407,7 @@ def global_parameters(model: torch.nn.Module | None = None) -> Iterator[GlobalIn
     these are then this worker's own.
     """
     session = _running()
-    if session.algorithm.topology is not Topology.SERVER:
+    if not session.served:
         with session.clock.outside(Phase.EVALUATE):
             yield GlobalInfo(-1, 0.0)
         return
@@ -573,7 +442,7 @@ def log_evaluation(
     version, fetch_s = info if info is not None else (-1, float("nan"))
     row = (time.monotonic(), epoch, samples(), version, loss, accuracy, duration_s, fetch_s, 0)
     session.job.recorder.add("evals", row)
-    if session.algorithm.topology is not Topology.SERVER:
+    if not session.served:
         session.job.progress.evaluation(epoch, loss, accuracy)
     elif not session.ended:
         session.link.tell(RequestKind.EVALUATION, (epoch, loss, accuracy))

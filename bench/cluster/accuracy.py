@@ -83,6 +83,12 @@ RIVALS = {
     "aladdin, 4 servers on the workers' hosts, 14 epochs": Rival(
         {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4, epochs=14
     ),
+    "aladdin, 4 servers on the workers' hosts, 8 ranges": Rival(
+        {
+            "algorithm": "aladdin", "servers": 4, "server_placement": "spread",
+            "max_shard_bytes": 12_800,
+        }, 4,
+    ),
     "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
     "aladdin, equal steps": Rival({"algorithm": "aladdin", "staleness_aware": False}, 1),
     "aladdin, 8 ranges, equal steps": Rival(
@@ -94,7 +100,7 @@ RIVALS = {
     "diloco": Rival({"algorithm": "diloco"}),
     "easgd": Rival({"algorithm": "easgd"}, 1),
     "aladdin, paper preset": Rival({"algorithm": "aladdin", "preset": "paper"}, 1),
-}
+}  # fmt: skip
 
 
 def evaluate(run: Path, seed: int, servers: Sequence[int]) -> list[tuple[float, float, float]]:
