@@ -74,20 +74,16 @@ class Rival:
         return spread_over(hosts, self.serving)
 
 
+SPREAD = {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}
+SPREAD_RANGES = {**SPREAD, "max_shard_bytes": 12_800}
 RIVALS = {
     "aladdin": Rival({"algorithm": "aladdin"}, 1, ratios=(2.0, 0.05)),
     "aladdin, 14 epochs": Rival({"algorithm": "aladdin"}, 1, epochs=14),
-    "aladdin, 4 servers on the workers' hosts": Rival(
-        {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4
-    ),
-    "aladdin, 4 servers on the workers' hosts, 14 epochs": Rival(
-        {"algorithm": "aladdin", "servers": 4, "server_placement": "spread"}, 4, epochs=14
-    ),
-    "aladdin, 4 servers on the workers' hosts, 8 ranges": Rival(
-        {
-            "algorithm": "aladdin", "servers": 4, "server_placement": "spread",
-            "max_shard_bytes": 12_800,
-        }, 4,
+    "aladdin, 4 servers on the workers' hosts": Rival(SPREAD, 4),
+    "aladdin, 4 servers on the workers' hosts, 14 epochs": Rival(SPREAD, 4, epochs=14),
+    "aladdin, 4 servers on the workers' hosts, 8 ranges": Rival(SPREAD_RANGES, 4),
+    "aladdin, 4 servers on the workers' hosts, 8 ranges, 14 epochs": Rival(
+        SPREAD_RANGES, 4, epochs=14
     ),
     "aladdin, 8 ranges": Rival({"algorithm": "aladdin", "max_shard_bytes": 51_200}, 1),
     "aladdin, equal steps": Rival({"algorithm": "aladdin", "staleness_aware": False}, 1),
@@ -100,7 +96,7 @@ RIVALS = {
     "diloco": Rival({"algorithm": "diloco"}),
     "easgd": Rival({"algorithm": "easgd"}, 1),
     "aladdin, paper preset": Rival({"algorithm": "aladdin", "preset": "paper"}, 1),
-}  # fmt: skip
+}
 
 
 def evaluate(run: Path, seed: int, servers: Sequence[int]) -> list[tuple[float, float, float]]:
